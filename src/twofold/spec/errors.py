@@ -1,0 +1,27 @@
+"""The exceptions that a user's mistake raises."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TwofoldError(Exception):
+    """Something the user can mend; the message is one line that says what is wrong and what to do."""
+
+
+class ConfigError(TwofoldError, ValueError):
+    """A configuration that cannot be built."""
+
+
+class DataError(TwofoldError, ValueError):
+    """Input data that cannot be used."""
+
+
+class RunFolderError(TwofoldError):
+    """A run or model folder that is missing, incomplete, or belongs to something else."""
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Ends a sentence: `"; did you mean 'x'?"` with the nearest allowed name, or `"."` when nothing is near."""
+    by_folded = {name.casefold(): name for name in allowed}
+    near = difflib.get_close_matches(given.casefold(), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean '{by_folded[near[0]]}'?" if near else "."
