@@ -1,0 +1,23 @@
+# Each target sets up .venv by itself. PYTHON=python3.12 chooses another interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart test check
+
+quickstart: .venv/.installed
+	$(BIN)/twofold quickstart
+
+test: .venv/.installed
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
