@@ -29,7 +29,7 @@ def resolve_per_layer(name: str, given: Any, num_layers: int, parse: Callable[[A
     else:
         return parse(given)
     if len(values) != num_layers:
-        raise ConfigError(f"{name} lists {len(values)} values for {num_layers} layers; give one a layer, or one for all")
+        raise ConfigError(f"{name} lists {len(values)} values for {num_layers} layers; give one a layer or one for all")
     parsed = [parse(value) for value in values]
     return parsed[0] if all(value == parsed[0] for value in parsed) else tuple(parsed)
 
@@ -43,7 +43,8 @@ def _expand_pattern(name: str, pattern: Mapping[Any, Any], num_layers: int) -> l
     for key in pattern:
         if key not in _PATTERN_KEYS:
             raise ConfigError(
-                f"{name}: unknown key '{key}'{did_you_mean(str(key), _PATTERN_KEYS)} A pattern has the keys every, value, otherwise"
+                f"{name}: unknown key '{key}'{did_you_mean(str(key), _PATTERN_KEYS)} "
+                "A pattern has the keys every, value, otherwise"
             )
     missing = [key for key in _PATTERN_KEYS if key not in pattern]
     if missing:

@@ -86,8 +86,9 @@ class ModelConfig:
     """Standard deviation of initial weights."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             _check_count(name, getattr(self, name))
+        _check_count("max_position_embeddings", self.max_position_embeddings)
         self._fill_sharing()
         self._fill_widths()
         self._check_choices()
@@ -169,9 +170,10 @@ class ModelConfig:
         self._set("num_key_value_heads", groups)
 
         def parse_window(window: Any) -> int | None:
-            if window is not None:
-                _check_count("sliding_window", window)
-            return window
+            if window is None:
+                return None
+            _check_count("sliding_window", window)
+            return int(window)
 
         window = resolve_per_layer("sliding_window", self.sliding_window, self.num_hidden_layers, parse_window)
         self._set("sliding_window", window)
@@ -223,7 +225,7 @@ class ModelConfig:
                     f"num_attention_heads {self.num_attention_heads}; got {groups}"
                 )
             if sharing.ties_query_key and self.query_depth == 2:
-                raise ConfigError(f"query_depth 2 needs a query of its own; sharing '{sharing.slug}' ties it to the key")
+                raise ConfigError(f"query_depth 2 needs its own query; sharing '{sharing.slug}' ties it to the key")
             rotates_head = self.positions == "rope" and self.layer_rope_mode(layer) != "decoupled"
             if rotates_head and self.head_dim % 2:
                 raise ConfigError(f"rope rotates pairs, so head_dim must be even; got {self.head_dim}")
@@ -249,4 +251,5 @@ def _check_count(name: str, value: Any) -> None:
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} '{value}' is unknown{did_you_mean(str(value), choices)} Use one of {', '.join(choices)}")
+        nearest = did_you_mean(str(value), choices)
+        raise ConfigError(f"{name} '{value}' is unknown{nearest} Use one of {', '.join(choices)}")

@@ -18,7 +18,7 @@ class DataConfig:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     source: str = "wikipedia"
-    """`wikipedia` (104 articles inside the package), a .txt or .jsonl file (also .gz), or `hf:NAME` for a hub data set."""
+    """`wikipedia` (104 articles, in the package), a .txt or .jsonl file (also .gz), or `hf:NAME` for a hub data set."""
     text_field: str = "text"
     """Field that holds the text in JSONL rows and hub data sets."""
     tokenizer: str = "bpe"

@@ -43,7 +43,7 @@ class ProjectionSharing(Enum):
         """Reads any spelling in circulation; raises `ConfigError` with the nearest name for a typo."""
         sharing, plus = parse_sharing(text)
         if plus:
-            raise ConfigError(f"sharing '{text}': a '+' adds a score map; set score_map beside sharing '{sharing.slug}'")
+            raise ConfigError(f"sharing '{text}': '+' adds a score map; set score_map beside sharing '{sharing.slug}'")
         return sharing
 
 
