@@ -1,0 +1,11 @@
+"""Run folders: what a run was, where it ran, how it went and what came out.
+
+The only code that reads or writes them; every other room asks `RunFolder`. JSON here is written atomically and never
+holds NaN or Infinity. Knows no torch.
+"""
+
+from twofold.records.environment import describe_environment
+from twofold.records.files import read_json, write_json_atomic
+from twofold.records.folder import RunFolder
+
+__all__ = ["RunFolder", "describe_environment", "read_json", "write_json_atomic"]
