@@ -1,0 +1,36 @@
+"""What a model costs, from its config alone: parameters, multiply-accumulates and exact cache bytes.
+
+Every figure is a formula and is compared in the tests with the modules it describes. This room needs no torch.
+"""
+
+from twofold.cost.cache import (
+    DTYPE_BYTES,
+    CacheSize,
+    cache_bytes,
+    cache_elements,
+    cache_elements_per_token,
+    cache_reduction,
+    layer_cache_elements_per_token,
+    unshared_baseline,
+)
+from twofold.cost.parameters import MacCount, ParameterCount, count_macs, count_parameters
+from twofold.cost.units import format_bytes, format_count, format_decimal, format_percent
+
+__all__ = [
+    "DTYPE_BYTES",
+    "CacheSize",
+    "MacCount",
+    "ParameterCount",
+    "cache_bytes",
+    "cache_elements",
+    "cache_elements_per_token",
+    "cache_reduction",
+    "count_macs",
+    "count_parameters",
+    "format_bytes",
+    "format_count",
+    "format_decimal",
+    "format_percent",
+    "layer_cache_elements_per_token",
+    "unshared_baseline",
+]

@@ -1,0 +1,116 @@
+"""How many bytes a key/value cache needs, exactly.
+
+A plain layer needs tokens x G x D x (2 tensors, or 1 where K = V) x bytes per element. The figures are what the
+tokens need, not what an allocator or a pre-sized buffer holds.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from twofold.spec import ConfigError, ModelConfig, ProjectionSharing, did_you_mean
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one cached element."""
+
+POSITION_BYTES = 4
+"""Bytes of the int32 position that rope_mode unrotated keeps beside each token, because it rotates keys when read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """Bytes that the cached tokens of all layers need."""
+
+    tensor_bytes: int
+    """Keys and values, or the one tensor that is both."""
+    position_bytes: int
+    """Positions beside the tensors; 0 unless a layer keeps its keys unrotated."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.tensor_bytes + self.position_bytes
+
+
+def layer_cache_elements_per_token(config: ModelConfig, layer: int) -> int:
+    """Elements that one layer caches for one token: G x D for each tensor, G x D + D_r in rope_mode decoupled."""
+    assert config.head_dim is not None
+    width = config.layer_num_key_value_heads(layer) * config.head_dim
+    if config.layer_rope_mode(layer) == "decoupled":
+        assert config.qk_rope_head_dim is not None
+        return width + config.qk_rope_head_dim
+    return width * config.layer_sharing(layer).num_cached_tensors
+
+
+def cache_elements_per_token(config: ModelConfig) -> int:
+    """Elements that all layers together cache for a token inside every window."""
+    return sum(layer_cache_elements_per_token(config, layer) for layer in range(config.num_hidden_layers))
+
+
+def cache_elements(config: ModelConfig, tokens: int) -> int:
+    """Elements cached after `tokens` tokens of one sequence; a layer with window W holds at most W of them."""
+    return sum(
+        _tokens_held(config, layer, tokens) * layer_cache_elements_per_token(config, layer)
+        for layer in range(config.num_hidden_layers)
+    )
+
+
+def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch_size: int = 1) -> CacheSize:
+    """Bytes that the cache needs after `tokens` tokens.
+
+    Args:
+        config: The model. Only a causal model generates with a cache; for another the figure is arithmetic.
+        tokens: Tokens in each sequence. The number may exceed `max_position_embeddings`.
+        dtype: Type of the cached elements: float32, bfloat16 or float16.
+        batch_size: Sequences, each of that length.
+
+    Raises:
+        ConfigError: for an unknown dtype, a negative number of tokens, or an empty batch.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(
+            f"dtype '{dtype}' is unknown{did_you_mean(dtype, DTYPE_BYTES)} Use one of {', '.join(DTYPE_BYTES)}"
+        )
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1; got {batch_size}")
+    elements = cache_elements(config, tokens)
+    positions = sum(
+        _tokens_held(config, layer, tokens)
+        for layer in range(config.num_hidden_layers)
+        if config.layer_rope_mode(layer) == "unrotated"
+    )
+    return CacheSize(
+        tensor_bytes=batch_size * elements * DTYPE_BYTES[dtype], position_bytes=batch_size * positions * POSITION_BYTES
+    )
+
+
+def cache_reduction(config: ModelConfig, baseline: ModelConfig, tokens: int = 1) -> Fraction:
+    """The share of the baseline's cached elements that a model saves, as an exact fraction.
+
+    Tied K = V saves 1/2; one key/value head for 16 query heads saves 15/16; both together save 31/32. The number is
+    negative where the model caches more than the baseline. Positions of rope_mode unrotated are not elements.
+
+    Args:
+        config: The model.
+        baseline: What it is compared to, usually `unshared_baseline(config)`.
+        tokens: Tokens in the sequence. The answer depends on it only where windows differ from layer to layer.
+
+    Raises:
+        ConfigError: when there are no tokens to compare.
+    """
+    if tokens < 1:
+        raise ConfigError(f"a reduction compares caches with at least 1 token; got {tokens}")
+    return 1 - Fraction(cache_elements(config, tokens), cache_elements(baseline, tokens))
+
+
+def unshared_baseline(config: ModelConfig) -> ModelConfig:
+    """The same model with three projections and as many key/value heads as query heads."""
+    return replace(
+        config, sharing=ProjectionSharing.QKV, num_key_value_heads=None, rope_mode=None, qk_rope_head_dim=None
+    )
+
+
+def _tokens_held(config: ModelConfig, layer: int, tokens: int) -> int:
+    if tokens < 0:
+        raise ConfigError(f"tokens must not be negative; got {tokens}")
+    window = config.layer_sliding_window(layer)
+    return tokens if window is None else min(tokens, window)
