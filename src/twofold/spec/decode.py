@@ -1,14 +1,16 @@
 """From YAML and `--set` to configs, and from configs to canonical JSON and run ids."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from twofold.spec.errors import ConfigError, did_you_mean
+from twofold.spec.model import ModelConfig
 from twofold.spec.presets import preset_fields
 
 T = TypeVar("T")
@@ -29,7 +31,9 @@ def decode(config_type: type[T], data: Mapping[str, Any], where: str = "config")
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(config_type).validate_python(_with_presets(data))
+        return TypeAdapter(config_type).validate_python(_with_presets(config_type, data))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"{where}: {_first_problem(config_type, error)}") from None
 
@@ -55,7 +59,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     """Returns the data with `a.b=value` settings applied in order; values are read as YAML."""
     import yaml
 
-    result = cast(dict[str, Any], json.loads(json.dumps(data)))
+    result = copy.deepcopy(dict(data))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
@@ -77,7 +81,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 def encode(config: Any) -> Any:
     """The inverse of `decode`: plain data that JSON and YAML can hold."""
     if is_dataclass(config) and not isinstance(config, type):
-        return {field.name: encode(getattr(config, field.name)) for field in fields(config)}
+        return {field.name: _encode_field(field.type, getattr(config, field.name)) for field in fields(config)}
     if isinstance(config, Enum):
         return config.value
     if isinstance(config, tuple):
@@ -96,13 +100,19 @@ def run_id(config: Any, data_sha256: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _with_presets(data: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_field(field_type: Any, value: Any) -> Any:
+    if field_type in (float, float | None) and isinstance(value, int):
+        return float(value)  # 1 and 1.0 are equal, so they must give the same text
+    return encode(value)
+
+
+def _with_presets(config_type: type, data: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(data)
-    if "preset" in result:
-        result = {**preset_fields(str(result.pop("preset"))), **result}
-    model = result.get("model")
-    if isinstance(model, Mapping):
-        result["model"] = _with_presets(model)
+    if config_type is ModelConfig and "preset" in result:
+        return {**preset_fields(str(result.pop("preset"))), **result}
+    for field in fields(config_type):
+        if field.type is ModelConfig and isinstance(result.get(field.name), Mapping):
+            result[field.name] = _with_presets(ModelConfig, result[field.name])
     return result
 
 
@@ -130,4 +140,5 @@ def _allowed_names(config_type: type, path: Sequence[Any]) -> list[str]:
         current = next((field.type for field in fields(current) if field.name == part), None)
         if not is_dataclass(current):
             return []
-    return [field.name for field in fields(current)]
+    names = [field.name for field in fields(current)]
+    return ["preset", *names] if current is ModelConfig else names

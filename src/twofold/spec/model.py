@@ -1,5 +1,6 @@
 """The description of a model. Field names are those of Transformers; derived values are properties."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
@@ -130,16 +131,17 @@ class ModelConfig:
         object.__setattr__(self, name, value)
 
     def _fill_sharing(self) -> None:
-        plus = False
+        pluses: set[bool] = set()
 
         def parse(text: Any) -> ProjectionSharing:
-            nonlocal plus
-            sharing, has_plus = parse_sharing(text)
-            plus = plus or has_plus
+            sharing, plus = parse_sharing(text)
+            pluses.add(plus)
             return sharing
 
         self._set("sharing", resolve_per_layer("sharing", self.sharing, self.num_hidden_layers, parse))
-        if plus and self.score_map == "none":
+        if len(pluses) == 2:
+            raise ConfigError("sharing has a '+' on some layers only; all layers have the same score map")
+        if True in pluses and self.score_map == "none":
             self._set("score_map", "paper")
 
     def _fill_widths(self) -> None:
@@ -195,9 +197,10 @@ class ModelConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and below 1; got {getattr(self, name)}")
-        for name in ("rope_theta", "norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0; got {getattr(self, name)}")
+        for name in ("rope_theta", "norm_eps", "initializer_range", "attention_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be finite and above 0; got {value}")
 
     def _fill_rope_mode(self) -> None:
         ties = any(self.layer_sharing(layer).ties_key_value for layer in range(self.num_hidden_layers))
@@ -235,7 +238,8 @@ class ModelConfig:
             raise ConfigError("rope_mode 'decoupled' already normalises the cached vector; leave qk_norm out")
         if self.causal and self.score_map != "none":
             raise ConfigError(
-                f"score_map '{self.score_map}' is for non-causal attention; set causal: false or score_map: none"
+                f"score_map '{self.score_map}' is for non-causal attention; set causal: false, "
+                "or score_map: none without a '+' in sharing"
             )
 
 

@@ -65,10 +65,12 @@ def variant_fields(name: str, num_attention_heads: int) -> dict[str, Any]:
         num_attention_heads: H, the number of key/value heads where the name does not say otherwise.
     """
     folded = name.strip().casefold()
-    grouped = re.fullmatch(r"(q-)?(mha|mqa|gqa-?(\d+))", folded)
+    grouped = re.fullmatch(r"\(?(q-)?(mha|mqa|gqa-?(\d+))\)?(\+?)", folded)
     if grouped:
+        slug, plus = "tied-kv" if grouped[1] else "qkv", bool(grouped[4])
         groups = {"mha": num_attention_heads, "mqa": 1}.get(grouped[2]) or int(grouped[3])
-        return {"sharing": "tied-kv" if grouped[1] else "qkv", "num_key_value_heads": groups}
-    sharing, plus = parse_sharing(name)
-    fields = {"sharing": sharing.slug, "num_key_value_heads": num_attention_heads}
+    else:
+        sharing, plus = parse_sharing(name)
+        slug, groups = sharing.slug, num_attention_heads
+    fields = {"sharing": slug, "num_key_value_heads": groups}
     return {**fields, "score_map": "paper"} if plus else fields

@@ -1,5 +1,6 @@
 """The description of a training run: a model, its data, and how it is trained."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
@@ -84,13 +85,13 @@ class TrainConfig:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not a multiple of gradient_accumulation {self.gradient_accumulation}"
             )
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate must be above 0; got {self.learning_rate}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate must be finite and above 0; got {self.learning_rate}")
         if not 0 <= self.min_learning_rate_ratio <= 1:
             raise ConfigError(f"min_learning_rate_ratio must lie between 0 and 1; got {self.min_learning_rate_ratio}")
         for name in ("weight_decay", "max_grad_norm"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative; got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be finite and at least 0; got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and below 1; got {getattr(self, name)}")
