@@ -1,0 +1,106 @@
+"""What all layers share in one forward pass: positions, and which tokens see which."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from twofold.attention.positions import rotary_tables
+from twofold.kernels import Mask
+
+
+def visible_pairs(
+    query_index: Int[Tensor, "T"], key_index: Int[Tensor, "S"], *, causal: bool, window: int | None
+) -> Bool[Tensor, "T S"]:
+    """Which keys the order of tokens lets each query see.
+
+    Args:
+        query_index: Places of the queries in the sequence.
+        key_index: Places of the keys in the same sequence.
+        causal: A query sees itself and earlier keys only.
+        window: A query sees keys less than this many places away; None for no limit.
+    """
+    distance = query_index[:, None] - key_index[None, :]  # (T, S)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if causal:
+        visible &= distance >= 0
+    if window is not None:
+        visible &= distance.abs() < window
+    return visible
+
+
+class AttentionContext:
+    """Positions and visibility of the tokens in one forward pass; tables and masks are made once for all layers.
+
+    A padding token sees itself, so that every row of attention weights is finite; no real token sees it.
+
+    Args:
+        positions: Position of each new token, (B, T). With packed documents they start anew at each document.
+        causal: A token sees itself and earlier tokens only.
+        rope_theta: Base of the rotary frequencies.
+        num_past: Tokens that came before these in the same sequence.
+        padding: True for real tokens, (B, S) over past and new tokens, or None when all are real.
+        documents: Number of the document that each token belongs to, (B, S); no token sees another document.
+        custom_mask: A mask (B or 1, H or 1, T, S) that replaces all of these, boolean (True = sees) or additive.
+        dtype: Dtype of tables of angles: float64 for a float64 model, else float32.
+    """
+
+    def __init__(
+        self,
+        positions: Int[Tensor, "B T"],
+        *,
+        causal: bool,
+        rope_theta: float = 10_000.0,
+        num_past: int = 0,
+        padding: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B S"] | None = None,
+        custom_mask: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.positions = positions
+        self.causal = causal
+        self.rope_theta = rope_theta
+        self.num_past = num_past
+        self.padding = None if padding is None or bool(padding.all()) else padding
+        self.documents = documents
+        self.custom_mask = custom_mask
+        self.dtype = dtype
+        self._masks: dict[tuple[int, int | None], Mask] = {}
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def rotary_tables(self, width: int) -> tuple[Float[Tensor, "B 1 T W"], Float[Tensor, "B 1 T W"]]:
+        """Cosines and sines of the new tokens' positions for heads of a width."""
+        if width not in self._tables:
+            self._tables[width] = rotary_tables(self.positions, width, self.rope_theta, dtype=self.dtype)
+        return self._tables[width]
+
+    def mask(self, num_keys: int, window: int | None) -> Mask:
+        """The mask of the new tokens over the latest `num_keys` tokens, for a layer with a window."""
+        key = (num_keys, window)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(num_keys, window)
+        return self._masks[key]
+
+    def _make_mask(self, num_keys: int, window: int | None) -> Mask:
+        if self.custom_mask is not None:
+            return Mask.of(self.custom_mask[..., -num_keys:])
+        num_queries = self.positions.shape[1]
+        if window is not None and num_keys <= window:
+            window = None  # no two of these tokens are that far apart
+        if self.padding is None and self.documents is None and window is None:
+            if not self.causal or num_queries == 1:
+                return Mask.full()
+            if num_queries == num_keys:
+                return Mask.causal()
+        total = self.num_past + num_queries
+        device = self.positions.device
+        query_index = torch.arange(self.num_past, total, device=device)
+        key_index = torch.arange(total - num_keys, total, device=device)
+        visible = visible_pairs(query_index, key_index, causal=self.causal, window=window)[None, None]  # (1, 1, T, S)
+        if self.documents is not None:
+            of_keys = self.documents[:, total - num_keys : total]
+            of_queries = self.documents[:, self.num_past : total]
+            visible = visible & (of_queries[:, None, :, None] == of_keys[:, None, None, :])  # (B, 1, T, S)
+        if self.padding is not None:
+            is_self = query_index[:, None] == key_index[None, :]
+            visible = visible & (self.padding[:, None, None, total - num_keys : total] | is_self)  # (B, 1, T, S)
+        return Mask.of(visible)

@@ -1,0 +1,150 @@
+"""The key/value storage of one attention layer."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from twofold.spec import TwofoldError
+
+
+class CacheError(TwofoldError):
+    """A cache that is asked for more than it holds."""
+
+
+class LayerCache:
+    """What one layer keeps for each token, in as few tensors as the layer needs.
+
+    A layer with K = V appends one tensor, any other layer two; a layer that rotates keys when it reads them appends
+    their positions too. Each tensor has the shape (B, heads, T, width); heads, width and dtype may differ between
+    them and are fixed by the first append. Reading gives views, never copies.
+
+    Growing, fixed and sliding caches differ in values only:
+
+    - By default memory grows by `block` tokens at a time. One tensor is moved at a time, so a model's cache needs,
+      while it grows, its own size and one tensor of one layer.
+    - With `capacity` the memory is taken at once and never moves; more tokens raise `CacheError`.
+    - With `window` only the tokens that a later query can still see are kept, up to `block` more.
+
+    Args:
+        window: Positions that a query sees, itself included; None for all.
+        capacity: Number of tokens that a fixed cache can be given; None to grow.
+        block: Tokens by which memory grows, and which a sliding cache keeps beyond its window.
+    """
+
+    def __init__(self, *, window: int | None = None, capacity: int | None = None, block: int = 256) -> None:
+        self.window = window
+        self.capacity = capacity
+        self.block = block
+        self.num_tokens = 0
+        """Tokens appended so far, those that slid out included."""
+        self._buffers: list[Tensor] = []
+        self._start = 0  # first row of the buffers that holds a token
+        self._end = 0  # one past the last row that holds a token
+
+    @property
+    def num_held(self) -> int:
+        """Tokens that the next query can see, before its own are appended."""
+        held = self._end - self._start
+        return held if self.window is None else min(held, self.window - 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Views of all tokens that are stored, one (B, heads, S, width) for each tensor appended."""
+        return tuple(buffer[:, :, self._start : self._end] for buffer in self._buffers)
+
+    @property
+    def nbytes_used(self) -> int:
+        """Bytes that the visible tokens need: min(tokens, window) x elements a token x bytes an element."""
+        tokens = self.num_tokens if self.window is None else min(self.num_tokens, self.window)
+        return tokens * sum(b.shape[0] * b.shape[1] * b.shape[3] * b.element_size() for b in self._buffers)
+
+    @property
+    def nbytes_allocated(self) -> int:
+        """Bytes of memory that the cache holds now."""
+        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers)
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Stores new tokens and returns views of every token that they can see, themselves included.
+
+        Args:
+            tensors: Each (B, heads, T, width), the same number and kinds at every call.
+
+        Returns:
+            For each tensor a view (B, heads, S, width) with S = `num_held` before the call + T.
+
+        Raises:
+            CacheError: when a fixed cache is full.
+        """
+        num_new = tensors[0].shape[2]
+        if self.capacity is not None and self.num_tokens + num_new > self.capacity:
+            raise CacheError(
+                f"the fixed cache holds {self.capacity} tokens and was given {self.num_tokens + num_new}; "
+                "make it larger or generate fewer tokens"
+            )
+        num_visible = self.num_held + num_new
+        if not self._buffers:
+            self._buffers = [tensor.new_empty(*tensor.shape[:2], 0, tensor.shape[3]) for tensor in tensors]
+        if self._end + num_new > self._buffers[0].shape[2]:
+            self._make_room(num_new)
+        for buffer, tensor in zip(self._buffers, tensors, strict=True):
+            buffer[:, :, self._end : self._end + num_new] = tensor
+        self._end += num_new
+        self.num_tokens += num_new
+        return tuple(buffer[:, :, self._end - num_visible : self._end] for buffer in self._buffers)
+
+    def crop(self, num_tokens: int) -> None:
+        """Forgets the latest tokens, so that `num_tokens` remain of all that were appended.
+
+        Raises:
+            CacheError: when a sliding cache has already dropped tokens that the remaining ones would see.
+        """
+        num_dropped = self.num_tokens - num_tokens
+        if num_dropped <= 0:
+            return
+        remaining = self._end - self._start - num_dropped
+        needed = num_tokens if self.window is None else min(num_tokens, self.window - 1)
+        if remaining < needed:
+            raise CacheError(
+                f"a cache with window {self.window} cannot go back {num_dropped} tokens; "
+                f"it keeps {self.block} beyond its window"
+            )
+        self._end -= num_dropped
+        self.num_tokens = num_tokens
+
+    def select(self, rows: Int[Tensor, "N"]) -> None:
+        """Replaces the batch by the given rows of it, in order; a row may come more than once, as in beam search."""
+        for index, buffer in enumerate(self._buffers):
+            self._buffers[index] = buffer.index_select(0, rows.to(buffer.device))
+
+    def to(self, device: torch.device | str) -> None:
+        """Moves the stored tokens to a device."""
+        for index, buffer in enumerate(self._buffers):
+            self._buffers[index] = buffer.to(device, non_blocking=True)
+
+    def reset(self) -> None:
+        """Forgets every token; the memory is kept."""
+        self.num_tokens = self._start = self._end = 0
+
+    def _make_room(self, num_new: int) -> None:
+        """Drops what no later query sees, then moves what is left into memory with room for `num_new` more."""
+        kept = self.num_held
+        first = self._end - kept
+        needed = kept + num_new
+        if self.capacity is None:
+            allocated = -(-needed // self.block) * self.block if self.window is None else needed + self.block
+        else:
+            allocated = self.capacity if self.window is None else min(self.capacity, needed + self.block)
+        for index in range(len(self._buffers)):  # no name may keep the old memory while the next one is taken
+            self._buffers[index] = _moved(self._buffers[index], first, kept, needed, allocated)
+        self._start, self._end = 0, kept
+
+
+def _moved(old: Tensor, first: int, kept: int, needed: int, allocated: int) -> Tensor:
+    """The rows `first` to `first + kept` at the front of a buffer with room for `needed`, the same one if it has it."""
+    held = old[:, :, first : first + kept]
+    if old.shape[2] >= needed:
+        old[:, :, :kept] = held.clone()  # the two may overlap
+        return old
+    new = old.new_empty(*old.shape[:2], allocated, old.shape[3])
+    new[:, :, :kept] = held
+    return new

@@ -1,0 +1,216 @@
+"""The attention layer against the float64 reference, over the whole product of options."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tests.tolerances import ABSOLUTE
+from torch import Tensor
+from twofold.attention import Attention, AttentionContext, reference_attention, reference_scores, visible_pairs
+from twofold.spec import ModelConfig
+
+HEADS, HIDDEN, LENGTH, BATCH = 4, 24, 7, 2
+TIED_ROPE = ("relative", "unrotated", "decoupled")
+
+# Every sharing with every number of key/value heads that it allows, in every position mode.
+LAYERS = [
+    (sharing, groups, positions, mode)
+    for sharing, groups in [
+        *(("qkv", groups) for groups in (4, 2, 1)),
+        *(("tied-kv", groups) for groups in (4, 2, 1)),
+        ("tied-qk", 4),
+        ("tied-qkv", 4),
+    ]
+    for positions, mode in [
+        ("none", None),
+        *([("rope", mode) for mode in TIED_ROPE] if sharing in ("tied-kv", "tied-qkv") else [("rope", None)]),
+    ]
+]
+MASKS = ("plain", "window", "left padding", "right padding", "documents")
+
+
+def make_config(sharing: str, groups: int, positions: str, mode: str | None, **options: Any) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=11,
+        hidden_size=HIDDEN,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=groups,
+        head_dim=8,
+        sharing=sharing,
+        positions=positions,
+        rope_mode=mode,
+        qk_rope_head_dim=6 if mode == "decoupled" else None,
+        **options,
+    )
+
+
+def make_layer(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float64) -> Attention:
+    """A layer whose every parameter, norms and biases too, is random."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = Attention(config, 0).to(dtype)
+    for name, parameter in layer.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
+        parameter.data = (noise + (1.0 if "norm" in name else 0.0)).to(dtype)
+    return layer
+
+
+def make_context(kind: str, causal: bool, dtype: torch.dtype) -> tuple[AttentionContext, Tensor]:
+    """A context of one kind, and what it must let through: (B, T, T), True = sees."""
+    index = torch.arange(LENGTH)
+    positions = index.expand(BATCH, -1)
+    visible = visible_pairs(index, index, causal=causal, window=3 if kind == "window" else None).expand(BATCH, -1, -1)
+    padding = documents = None
+    if "padding" in kind:
+        padding = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+        if kind == "left padding":
+            padding[0, :3] = False
+            positions = torch.stack((torch.tensor([0, 0, 0, 0, 1, 2, 3]), index))
+        else:
+            padding[1, 5:] = False
+        visible = visible & (padding[:, None, :] | torch.eye(LENGTH, dtype=torch.bool))
+    if kind == "documents":
+        documents = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [4, 5, 5, 5, 5, 5, 6]])
+        positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 0]])
+        visible = visible & (documents[:, :, None] == documents[:, None, :])
+    context = AttentionContext(positions, causal=causal, padding=padding, documents=documents, dtype=dtype)
+    return context, visible
+
+
+def outputs_and_gradients(run: Any, layer: Attention, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    output = run(x)
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    gradients = torch.autograd.grad((output * weight).sum(), [x, *layer.parameters()])
+    return [output.detach(), *gradients]
+
+
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
+def test_layer_equals_reference(sharing: str, groups: int, positions: str, mode: str | None) -> None:
+    """Outputs and every gradient, for score maps x masks x query depths x norms x biases."""
+    depths = (1, 2) if sharing in ("qkv", "tied-kv") else (1,)
+    norms = (False, True) if mode != "decoupled" else (False,)
+    views = [(True, "none"), (False, "none"), (False, "paper"), (False, "product")]
+    for case, ((causal, score_map), mask, depth, norm) in enumerate(itertools.product(views, MASKS, depths, norms)):
+        config = make_config(
+            sharing,
+            groups,
+            positions,
+            mode,
+            causal=causal,
+            score_map=score_map,
+            query_depth=depth,
+            qk_norm=norm,
+            attention_bias=case % 2 == 0,
+            sliding_window=3 if mask == "window" else None,
+        )
+        layer = make_layer(config, seed=case)
+        x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(case), dtype=torch.float64)
+        context, visible = make_context(mask, causal, torch.float64)
+        weights = dict(layer.named_parameters())
+        fast = outputs_and_gradients(lambda x: layer(x, context), layer, x)  # noqa: B023
+        slow = outputs_and_gradients(
+            lambda x: reference_attention(weights, config, 0, x, context.positions, visible),  # noqa: B023
+            layer,
+            x,
+        )
+        for name, ours, theirs in zip(["output", "x", *weights], fast, slow, strict=True):
+            error = (ours - theirs).abs().max().item()
+            assert error < ABSOLUTE[torch.float64], (causal, score_map, mask, depth, norm, name, error)
+
+
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
+def test_float32_stays_near_the_reference(sharing: str, groups: int, positions: str, mode: str | None) -> None:
+    config = make_config(sharing, groups, positions, mode)
+    layer = make_layer(config, seed=3, dtype=torch.float32)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0))
+    context, visible = make_context("documents", True, torch.float32)
+    exact = reference_attention(dict(layer.named_parameters()), config, 0, x.double(), context.positions, visible)
+    assert (layer(x, context) - exact).abs().max() < ABSOLUTE[torch.float32]
+
+
+@pytest.mark.parametrize("sharing", ["tied-qk", "tied-kv", "tied-qkv"])
+@pytest.mark.parametrize("positions", ["none", "rope"])
+def test_tied_layer_equals_qkv_layer_with_copied_weights(sharing: str, positions: str) -> None:
+    """K = V with rope is excepted in `relative` mode, whose values turn with distance."""
+    mode = "unrotated" if positions == "rope" and sharing != "tied-qk" else None
+    tied = make_layer(make_config(sharing, HEADS, positions, mode), seed=1)
+    plain = Attention(make_config("qkv", HEADS, positions, None), 0).double()
+    state = tied.state_dict()
+    for role in ("weight", "bias"):
+        key = state.get(f"k_proj.{role}", state[f"q_proj.{role}"])
+        state[f"v_proj.{role}"] = state.get(f"v_proj.{role}", key)
+        state[f"k_proj.{role}"] = key
+    plain.load_state_dict(state)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    context, _ = make_context("plain", True, torch.float64)
+    assert (tied(x, context) - plain(x, context)).abs().max() < ABSOLUTE[torch.float64]
+
+
+@pytest.mark.parametrize("sharing", ["tied-qk", "tied-qkv"])
+@pytest.mark.parametrize("positions", ["none", "rope"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_tying_query_and_key_makes_scores_symmetric(sharing: str, positions: str, norm: bool) -> None:
+    """Of the layer's own queries and keys, and of the reference; a sharing with its own query is not symmetric."""
+    mode = "relative" if positions == "rope" and sharing == "tied-qkv" else None
+    config = make_config(sharing, HEADS, positions, mode, qk_norm=norm)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    context, _ = make_context("plain", True, torch.float64)
+    layer = make_layer(config, seed=2)
+    query, stored = layer.project(x, context)
+    key = layer.read(stored, query, context.mask(LENGTH, None), torch.float64)[0]
+    scores = query @ key.transpose(-1, -2) * layer.scale
+    assert (scores - scores.transpose(-1, -2)).abs().max() < ABSOLUTE[torch.float64]
+    exact = reference_scores(dict(layer.named_parameters()), config, 0, x, context.positions)
+    assert (scores - exact).abs().max() < ABSOLUTE[torch.float64]
+    other_config = make_config("tied-kv", HEADS, "none", None)
+    other = reference_scores(
+        dict(make_layer(other_config, 2).named_parameters()), other_config, 0, x, context.positions
+    )
+    assert (other - other.transpose(-1, -2)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("positions", "mode"), [("none", None), ("rope", "relative")])
+def test_the_tied_tensor_is_passed_once(positions: str, mode: str | None) -> None:
+    """Without rotation at read, key and value are one object, in the cache and out of it."""
+    layer = make_layer(make_config("tied-kv", 2, positions, mode, qk_norm=True), seed=0)
+    context, _ = make_context("plain", True, torch.float64)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, dtype=torch.float64)
+    query, stored = layer.project(x, context)
+    key, value, _, _ = layer.read(stored, query, context.mask(LENGTH, None))
+    assert len(stored) == 1
+    assert key is value
+    assert key is stored[0]
+
+
+def test_folding_a_deep_query_changes_nothing_but_rounding() -> None:
+    layer = make_layer(make_config("tied-kv", 2, "rope", "relative", query_depth=2), seed=5)
+    context, _ = make_context("left padding", True, torch.float64)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, dtype=torch.float64)
+    before = layer(x, context)
+    layer.fold_query()
+    assert {"q_proj.weight", "q_proj.bias"} <= set(layer.state_dict())
+    assert not any(name.startswith(("q_a", "q_b")) for name in layer.state_dict())
+    assert (layer(x, context) - before).abs().max() < ABSOLUTE[torch.float64]
+
+
+def test_initial_score_map_is_the_plain_temperature() -> None:
+    """With w = 1/m the factor on the scores is one."""
+    layer = Attention(make_config("tied-qk", HEADS, "none", None, causal=False, score_map="product"), 0)
+    assert layer.score_map is not None
+    factor, _ = layer.score_map(torch.arange(5)[None])
+    assert factor.item() == pytest.approx(1.0)
+
+
+def test_product_score_map_can_tell_left_from_right() -> None:
+    """Its span holds sin(ω(i - j)), which no symmetric map has; the paper's has nothing that depends on both."""
+    layer = Attention(make_config("tied-qk", HEADS, "none", None, causal=False, score_map="product"), 0).double()
+    assert layer.score_map is not None
+    layer.score_map.weight.data.zero_()
+    layer.score_map.weight.data[1:3] = torch.tensor([1.0, -1.0])  # sin·cos - cos·sin at the first frequency
+    positions = torch.arange(6)[None]
+    _, bias = layer.score_map(positions, torch.float64)
+    distance = (positions[:, :, None] - positions[:, None, :]).double()
+    assert (bias[:, 0] - distance.sin()).abs().max() < ABSOLUTE[torch.float64]

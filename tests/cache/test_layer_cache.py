@@ -1,0 +1,137 @@
+"""Storage: what goes in comes out, in as many bytes as the formula says."""
+
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twofold.cache import CacheError, LayerCache
+
+BATCH, GROUPS, WIDTH = 2, 3, 4
+
+
+def tokens(num: int, start: int = 0, batch: int = BATCH) -> torch.Tensor:
+    """(B, G, T, D) in which every token carries its own number."""
+    numbers = torch.arange(start, start + num, dtype=torch.float32)[None, None, :, None]
+    return numbers + torch.linspace(0, 0.5, batch * GROUPS * WIDTH).view(batch, GROUPS, 1, WIDTH)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    chunks=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    window=st.none() | st.integers(1, 12),
+    fixed=st.booleans(),
+    block=st.integers(1, 7),
+)
+def test_reads_what_a_query_can_see(chunks: list[int], window: int | None, fixed: bool, block: int) -> None:
+    """Any chunking, growing or fixed, with or without a window; the same object counts bytes by the formula."""
+    cache = LayerCache(window=window, capacity=sum(chunks) if fixed else None, block=block)
+    past = 0
+    for num in chunks:
+        key, value = tokens(num, past), -tokens(num, past)[..., :2]
+        seen_key, seen_value = cache.append(key, value)
+        first = 0 if window is None else max(0, past - window + 1)
+        assert torch.equal(seen_key, tokens(past + num - first, first))
+        assert torch.equal(seen_value, -tokens(past + num - first, first)[..., :2])
+        past += num
+        kept = past if window is None else min(past, window)
+        assert cache.num_tokens == past
+        assert cache.nbytes_used == kept * BATCH * GROUPS * (WIDTH + 2) * 4
+        assert cache.nbytes_allocated >= cache.num_held * BATCH * GROUPS * (WIDTH + 2) * 4
+    if window is None and not fixed:
+        assert cache.nbytes_allocated - cache.nbytes_used < block * BATCH * GROUPS * (WIDTH + 2) * 4
+
+
+def test_one_tensor_is_half_of_two() -> None:
+    tied, plain = LayerCache(), LayerCache()
+    tied.append(tokens(300))
+    plain.append(tokens(300), tokens(300))
+    assert 2 * tied.nbytes_used == plain.nbytes_used == 2 * 300 * BATCH * GROUPS * WIDTH * 4
+    assert 2 * tied.nbytes_allocated == plain.nbytes_allocated
+
+
+def test_reads_are_views_and_growth_is_by_blocks() -> None:
+    cache = LayerCache(block=8)
+    addresses = set()
+    for step in range(64):
+        (seen,) = cache.append(tokens(1, step))
+        addresses.add(seen.untyped_storage().data_ptr())
+        assert seen.untyped_storage().nbytes() == cache.nbytes_allocated
+    assert len(addresses) <= 64 / 8
+
+
+def test_growing_moves_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second tensor moves, the first one's old memory is gone already."""
+    cache = LayerCache(block=4)
+    cache.append(tokens(4), tokens(4))
+    old = [weakref.ref(buffer) for buffer in cache._buffers]
+    alive: list[int] = []
+    new_empty = torch.Tensor.new_empty
+
+    def counting(self, *size, **options):
+        alive.append(sum(reference() is not None for reference in old))
+        return new_empty(self, *size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counting)
+    cache.append(tokens(1, 4), tokens(1, 4))
+    assert alive == [2, 1]
+
+
+def test_fixed_cache_never_moves_and_says_when_it_is_full() -> None:
+    cache = LayerCache(capacity=6)
+    cache.append(tokens(2))
+    address, allocated = cache.tensors[0].untyped_storage().data_ptr(), cache.nbytes_allocated
+    cache.append(tokens(4, 2))
+    assert cache.tensors[0].untyped_storage().data_ptr() == address
+    assert cache.nbytes_allocated == allocated == cache.nbytes_used
+    with pytest.raises(CacheError, match="holds 6 tokens and was given 7"):
+        cache.append(tokens(1, 6))
+    assert cache.num_tokens == 6
+
+
+def test_sliding_cache_stays_small() -> None:
+    cache = LayerCache(window=16, block=8)
+    for step in range(500):
+        cache.append(tokens(1, step))
+    assert cache.nbytes_used == 16 * BATCH * GROUPS * WIDTH * 4
+    assert cache.nbytes_allocated <= (16 + 8) * BATCH * GROUPS * WIDTH * 4
+
+
+def test_select_repeats_and_reorders_rows() -> None:
+    cache = LayerCache()
+    cache.append(tokens(5))
+    cache.select(torch.tensor([1, 0, 1]))
+    assert torch.equal(cache.tensors[0], tokens(5)[[1, 0, 1]])
+    (seen,) = cache.append(tokens(1, 5)[[1, 0, 1]])
+    assert torch.equal(seen, tokens(6)[[1, 0, 1]])
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_crop_then_append_equals_never_having_appended(window: int | None) -> None:
+    cache, straight = LayerCache(window=window, block=4), LayerCache(window=window, block=4)
+    cache.append(tokens(9))
+    cache.append(tokens(3, 100))
+    cache.crop(9)
+    straight.append(tokens(9))
+    assert torch.equal(cache.append(tokens(2, 9))[0], straight.append(tokens(2, 9))[0])
+    assert cache.num_tokens == straight.num_tokens == 11
+    cache.crop(50)
+    assert cache.num_tokens == 11
+
+
+def test_sliding_cache_refuses_to_go_back_further_than_it_remembers() -> None:
+    cache = LayerCache(window=4, block=2)
+    for step in range(40):
+        cache.append(tokens(1, step))
+    with pytest.raises(CacheError, match="window 4 cannot go back 30"):
+        cache.crop(10)
+
+
+def test_reset_keeps_the_memory() -> None:
+    cache = LayerCache()
+    cache.append(tokens(300))
+    allocated = cache.nbytes_allocated
+    cache.reset()
+    assert (cache.num_tokens, cache.nbytes_used, cache.nbytes_allocated) == (0, 0, allocated)
+    assert torch.equal(cache.append(tokens(2, 7))[0], tokens(2, 7))
