@@ -106,9 +106,8 @@ def prepare_text(config: DataConfig, folder: Path) -> TextData:
     training, validation = split_documents(list(read_documents(config)), config.validation_fraction, config.split_seed)
     # Training a BPE takes long and is deterministic, so its recipe names it; others are named by what they are.
     tokenizer = None if config.tokenizer == "bpe" else build_tokenizer(config, training)
-    recipe = (
-        tokenizer.to_str() if tokenizer else f"bpe {config.tokenizer_vocab_size} tokenizers {tokenizers.__version__}"
-    )
+    bpe_recipe = f"bpe {config.tokenizer_vocab_size} tokenizers {tokenizers.__version__}"
+    recipe = tokenizer.to_str() if tokenizer else bpe_recipe
     entry = folder / f"text-{_content_key(recipe, training, validation)}"
     if not (entry / _INDEX).is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,11 +128,10 @@ def open_text(entry: Path) -> TextData:
         train, validation = (TokenFile(path=entry / f"{name}.bin", **index[name]) for name in ("train", "validation"))
         tokenizer = Tokenizer.from_file(str(entry / _TOKENIZER))
         for file in (train, validation):
-            file.tokens(), file.document_starts()
+            file.tokens()
+            file.document_starts()
     except Exception as error:  # the tokenizers library raises plain Exception
-        raise DataError(
-            f"cached text {entry} is missing or damaged ({error}); delete the folder and start again"
-        ) from error
+        raise DataError(f"cached text {entry} is missing or damaged ({error}); delete it and start again") from error
     return TextData(
         train=train, validation=validation, tokenizer=tokenizer, data_sha256=index["data_sha256"], folder=entry
     )

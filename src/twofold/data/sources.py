@@ -80,7 +80,7 @@ def split_documents(documents: Sequence[str], validation_fraction: float, seed: 
     if len(texts) < 2:
         raise DataError(
             f"the text has {len(texts)} different document(s), and a split into training and validation needs at "
-            "least 2; give more text, or mark where documents end with a line <|endoftext|> (in .txt) or rows (in .jsonl)"
+            f"least 2; give more text, or mark where documents end with {END_OF_TEXT} in a .txt file"
         )
     sizes = {text: len(text) * count for text, count in count_of.items()}
     target = validation_fraction * sum(sizes.values())
@@ -193,9 +193,8 @@ def _field(row: Any, text_field: str, where: str) -> str:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a row must be an object with a field '{text_field}'; got {type(row).__name__}")
     if text_field not in row:
-        raise DataError(
-            f"{where}: no field '{text_field}'{did_you_mean(text_field, row)} The row has: {', '.join(row) or 'nothing'}"
-        )
+        hint = did_you_mean(text_field, row)
+        raise DataError(f"{where}: no field '{text_field}'{hint} The row has: {', '.join(row) or 'nothing'}")
     text = row[text_field]
     if not isinstance(text, str):
         raise DataError(f"{where}: field '{text_field}' must hold text; got {type(text).__name__}")

@@ -1,6 +1,6 @@
-"""Tokenizers: bytes, a byte-level BPE trained on the spot, GPT-2, or a folder. All are one type, `tokenizers.Tokenizer`.
+"""Tokenizers: bytes, a byte-level BPE trained on the spot, GPT-2, or a folder.
 
-Because of that, the `tokenizer.json` in a model folder loads in Transformers as `PreTrainedTokenizerFast`.
+All are one type, `tokenizers.Tokenizer`. Because of that, the `tokenizer.json` in a model folder loads in Transformers as `PreTrainedTokenizerFast`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GPT2_REPOSITORY = "openai-community/gpt2"
 """Where the tokenizer `gpt2` is downloaded from."""
 
 # What other tokenizers call the end of a document: Llama 3, Llama 2 and Mistral, Gemma, DeepSeek.
-_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 _BUILT_IN = ("bytes", "bpe", "gpt2")
 
 
@@ -111,9 +111,8 @@ def _download_gpt2() -> Tokenizer:
 def _load_folder(given: str) -> Tokenizer:
     folder = Path(given).expanduser()
     if not folder.is_dir():
-        raise DataError(
-            f"tokenizer '{given}' is none of {', '.join(_BUILT_IN)}, and no folder has that name{did_you_mean(given, _BUILT_IN)}"
-        )
+        hint = did_you_mean(given, _BUILT_IN)
+        raise DataError(f"tokenizer '{given}' is none of {', '.join(_BUILT_IN)}, and no folder has that name{hint}")
     whole, vocabulary, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     try:
         if whole.is_file():
