@@ -13,14 +13,17 @@ from twofold.cost.cache import (
     layer_cache_elements_per_token,
     unshared_baseline,
 )
+from twofold.cost.comparison import Cost, as_variant, model_cost
 from twofold.cost.parameters import MacCount, ParameterCount, count_macs, count_parameters
 from twofold.cost.units import format_bytes, format_count, format_decimal, format_percent
 
 __all__ = [
     "DTYPE_BYTES",
     "CacheSize",
+    "Cost",
     "MacCount",
     "ParameterCount",
+    "as_variant",
     "cache_bytes",
     "cache_elements",
     "cache_elements_per_token",
@@ -32,5 +35,6 @@ __all__ = [
     "format_decimal",
     "format_percent",
     "layer_cache_elements_per_token",
+    "model_cost",
     "unshared_baseline",
 ]

@@ -1,0 +1,84 @@
+"""Options that several verbs share, and the configs that they stand for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from twofold.spec import (
+    PRESETS,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    apply_overrides,
+    decode,
+    preset_fields,
+    read_yaml,
+)
+
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", metavar="NAME", help=f"A model by name: {', '.join(PRESETS)}.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A YAML file that describes a run, or only its model.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as model.sharing=tied-kv. Repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+
+_SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+
+
+def load_model(preset: str | None, config: Path | None, overrides: Sequence[str] | None) -> ModelConfig:
+    """The model that `--preset` or `--config`, and `--set`, describe.
+
+    Raises:
+        ConfigError: when none or both are given, or when they describe no valid model.
+    """
+    data, where = _load(preset, config, overrides)
+    if set(data) == {"model"} and isinstance(data["model"], Mapping):
+        return decode(ModelConfig, data["model"], where)  # a model alone need not fit the default data
+    return decode(RunConfig, data, where).model
+
+
+def load_run(preset: str | None, config: Path | None, overrides: Sequence[str] | None) -> RunConfig:
+    """The complete run that `--preset` or `--config`, and `--set`, describe; what they leave out has its default.
+
+    Raises:
+        ConfigError: when none or both are given, or when they describe no valid run.
+    """
+    data, where = _load(preset, config, overrides)
+    return decode(RunConfig, data, where)
+
+
+def _load(preset: str | None, config: Path | None, overrides: Sequence[str] | None) -> tuple[dict[str, Any], str]:
+    """Plain data with the sections of a run, and what to call it in messages."""
+    if preset is not None and config is not None:
+        raise ConfigError("--preset and --config both describe the model; give one of them")
+    if config is not None:
+        data, where = read_yaml(config), str(config)
+        if not set(data) & set(_SECTIONS):
+            data = {"model": data}
+    elif preset is not None:
+        data, where = {"model": preset_fields(preset)}, f"preset {preset}"
+    else:
+        raise ConfigError(f"which model? Give --preset (one of {', '.join(PRESETS)}) or --config FILE")
+    settings = list(overrides or ())
+    for setting in settings:
+        _check_section(setting)
+    return apply_overrides(data, settings), where
+
+
+def _check_section(setting: str) -> None:
+    path = setting.partition("=")[0].strip()
+    if path in _SECTIONS or "." in path:
+        return
+    for section, config_type in _SECTIONS.items():
+        if path in (field.name for field in fields(config_type)):
+            raise ConfigError(f"--set '{setting}': '{path}' belongs to {section}; write --set {section}.{setting}")
