@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -194,7 +193,7 @@ def _encode(tokenizer: Tokenizer, documents: Sequence[str]) -> Iterator[list[int
 
 def _publish(draft: Path, entry: Path) -> None:
     try:
-        os.rename(draft, entry)
+        draft.rename(entry)
     except OSError:
         if not (entry / _INDEX).is_file():
             raise DataError(f"cached text {entry} is incomplete and in the way; delete it and start again") from None

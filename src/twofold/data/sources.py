@@ -8,9 +8,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import as_file, files
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from twofold.data.tokenizers import END_OF_TEXT
 from twofold.spec import DataConfig, DataError, did_you_mean
@@ -66,8 +67,9 @@ def read_documents(config: DataConfig) -> Iterator[str]:
 def split_documents(documents: Sequence[str], validation_fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """Splits whole documents into training and validation, so that no text is in both.
 
-    The documents are visited in an order drawn from the seed, and one is held out if that brings the held-out
-    characters nearer to the fraction, until they are within a twentieth of it. Equal documents stay together.
+    The documents are visited in an order drawn from the seed and held out where they fit, until the held-out
+    characters are within a twentieth of the fraction; where none fits, the one that comes nearest may follow. Equal
+    documents stay together.
 
     Returns:
         Training and validation documents, each with at least one, each in the order given.
@@ -89,13 +91,15 @@ def split_documents(documents: Sequence[str], validation_fraction: float, seed: 
     held_out: set[str] = set()
     total = 0
     for text in order:
-        if abs(total - target) <= target / 20 or len(held_out) == len(texts) - 1:
-            break
-        if abs(total + sizes[text] - target) < abs(total - target):
+        if total < 0.95 * target and total + sizes[text] <= 1.05 * target and len(held_out) < len(texts) - 1:
             held_out.add(text)
             total += sizes[text]
-    if not held_out:  # every document is larger than twice the target
-        held_out.add(min(order, key=sizes.__getitem__))
+    if total < 0.95 * target and len(held_out) < len(texts) - 1:
+        nearest = min(
+            (text for text in order if text not in held_out), key=lambda text: abs(total + sizes[text] - target)
+        )
+        if not held_out or abs(total + sizes[nearest] - target) < target - total:
+            held_out.add(nearest)
     training = [document for document in documents if document not in held_out]
     return training, [document for document in documents if document in held_out]
 
@@ -119,13 +123,13 @@ def _piece_cuts(text: str) -> list[int]:
     return cuts
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path) -> TextIOWrapper:
     if not path.exists():
         raise DataError(f"data file {path} does not exist")
     if path.is_dir():
         raise DataError(f"data file {path} is a folder; give one file")
     if path.suffix == ".gz":
-        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8-sig"))
+        return TextIOWrapper(gzip.GzipFile(path), encoding="utf-8-sig")
     return path.open(encoding="utf-8-sig")
 
 

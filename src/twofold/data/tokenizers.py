@@ -1,6 +1,7 @@
 """Tokenizers: bytes, a byte-level BPE trained on the spot, GPT-2, or a folder.
 
-All are one type, `tokenizers.Tokenizer`. Because of that, the `tokenizer.json` in a model folder loads in Transformers as `PreTrainedTokenizerFast`.
+All are one type, `tokenizers.Tokenizer`. Because of that, the `tokenizer.json` in a model folder
+loads in Transformers as `PreTrainedTokenizerFast`.
 """
 
 from collections.abc import Sequence
@@ -120,5 +121,5 @@ def _load_folder(given: str) -> Tokenizer:
         if vocabulary.is_file() and merges.is_file():
             return _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # the tokenizers library raises plain Exception for a malformed file
-        raise DataError(f"the tokenizer in folder {folder} cannot be read: {error}") from None
+        raise DataError(f"the tokenizer in folder {folder} cannot be read: {error}") from error
     raise DataError(f"folder {folder} holds no tokenizer: it needs tokenizer.json, or vocab.json and merges.txt")
