@@ -1,0 +1,74 @@
+"""The paper's figures, as package data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twofold.spec import read_yaml, variant_fields
+
+_PATH = Path(__file__).parent / "paper_tables.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedVariant:
+    """One row of the paper's table of 300M language models."""
+
+    label: str
+    """The paper's name of the variant."""
+    increase: float
+    """Perplexity above QKV in percent, as printed there."""
+    cache_reduction: float
+    """Cache saved against QKV in percent."""
+    source: str
+    """`paper`, `repo` or `secondary`: how directly the figure reached us."""
+    one_tensor: bool
+    """True when K = V, so that one tensor is cached."""
+
+    @property
+    def cache_share(self) -> float:
+        """Cache per token as a share of QKV's. The paper rounds to one decimal; the exact shares are powers of two."""
+        share = 1 - self.cache_reduction / 100
+        return 1 / round(1 / share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The paper's 300M table and what one must know to read it."""
+
+    variants: dict[str, PublishedVariant]
+    """Rows by label."""
+    model: str
+    """What was trained on what."""
+    num_attention_heads: int
+    """Query heads of that model."""
+    caveat: str
+    """Why only ratios compare."""
+    masked_increase: float
+    """Perplexity of Q-K=V above QKV in percent in the authors' later pair with padding masked."""
+    masked_pair: tuple[float, float]
+    """Perplexities of QKV and Q-K=V in that pair."""
+
+
+def load_published() -> Published:
+    """Reads the figures from the package."""
+    table: dict[str, Any] = read_yaml(_PATH)["lm_300m"]
+    heads = table["num_attention_heads"]
+    variants = {}
+    for label, row in table["rows"].items():
+        _, increase, reduction = row["values"]
+        variants[label] = PublishedVariant(
+            label=label,
+            increase=increase,
+            cache_reduction=reduction,
+            source=row["source"],
+            one_tensor=variant_fields(label, heads)["sharing"] in ("tied-kv", "tied-qkv"),
+        )
+    masked = table["padding_masked"]["rows"]
+    return Published(
+        variants=variants,
+        model=table["model"],
+        num_attention_heads=heads,
+        caveat=table["caveat"],
+        masked_increase=100 * (masked["Q-K=V"] / masked["QKV"] - 1),
+        masked_pair=(masked["QKV"], masked["Q-K=V"]),
+    )
