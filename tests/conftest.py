@@ -2,12 +2,17 @@
 
 import os
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
 # The rooms that hold tensors. The others read what users write, and check it themselves.
 ROOMS = ("cache", "kernels", "attention", "models", "data", "hf", "train", "eval", "bench")
 install_import_hook([f"twofold.{room}" for room in ROOMS], "beartype.beartype")  # before they are imported
+
+# A busy machine is no failure; everything else stays as Hypothesis has it, which repeats the same examples in CI.
+hypothesis.settings.register_profile("twofold", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("twofold")
 
 
 @pytest.hookimpl(wrapper=True)
