@@ -42,7 +42,7 @@ class TokenFile:
     num_bytes: int
     """Length of the documents in UTF-8 bytes, the divisor of bits per byte; end-of-text counts nothing.
 
-    A document's first token is no target and yet counted here: with short documents, bits per byte come out a little low.
+    A document's first token is no target and yet counted here: with short documents, bits per byte come out a bit low.
     """
     sha256: str
     """Hash of the token ids and of where documents start."""
