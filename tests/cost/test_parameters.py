@@ -139,11 +139,13 @@ def test_untied_layer_beside_relative_layers_keeps_every_scale():
     assert count_parameters(config).attention == (4 * SQUARE + 8) + (3 * SQUARE + 6)
 
 
-@pytest.mark.parametrize(("score_map", "channels"), [("paper", 10), ("product", 12)])
-def test_score_map(score_map, channels):
+@pytest.mark.parametrize(
+    ("score_map", "channels", "macs"), [("paper", 10, 3 * (5 + 5)), ("product", 12, 3 * 3 * 2 * 2 + 3 * 3 * 3 * 2)]
+)
+def test_score_map(score_map, channels, macs):
     config = small(causal=False, score_map=score_map)
     assert count_parameters(config).attention == 2 * (4 * SQUARE + channels)
-    assert count_macs(config, 3).score_map == 2 * 9 * channels
+    assert count_macs(config, 3).score_map == 2 * macs
 
 
 def test_decoupled_rope_adds_projections_and_a_norm_to_tied_layers_only():

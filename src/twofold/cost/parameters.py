@@ -46,7 +46,7 @@ class MacCount:
     scores_and_values: int
     """Query times key and weights times value."""
     score_map: int
-    """The weighted sum of the score map's channels; 0 without one."""
+    """The weighted sum of the score map's channels, without writing its tensor out; 0 without one."""
     mlp: int
     """The MLP's matrices."""
     output_head: int
@@ -100,7 +100,7 @@ def count_macs(config: ModelConfig, sequence_length: int) -> MacCount:
     return MacCount(
         attention_projections=sequence_length * projections,
         scores_and_values=pairs * sum(_macs_per_pair(config, layer) for layer in layers),
-        score_map=pairs * SCORE_MAP_CHANNELS[config.score_map] * config.num_hidden_layers,
+        score_map=config.num_hidden_layers * _score_map_macs(config, sequence_length),
         mlp=sequence_length * config.num_hidden_layers * _macs_per_token(_mlp_linears(config)),
         output_head=sequence_length * config.vocab_size * config.hidden_size,
     )
@@ -159,6 +159,17 @@ def _macs_per_pair(config: ModelConfig, layer: int) -> int:
     rotary = config.qk_rope_head_dim if config.layer_rope_mode(layer) == "decoupled" else 0
     assert rotary is not None
     return config.num_attention_heads * (config.head_dim + rotary + config.head_dim)
+
+
+def _score_map_macs(config: ModelConfig, sequence_length: int) -> int:
+    """The weights meet the sinusoids of single positions first, so only `product` has a term for each pair.
+
+    `paper`: a sum over the row's channels plus one over the column's. `product`: its weights are a 2 x 2 matrix for
+    each of m/4 frequencies, between the sine and cosine of the row and those of the column.
+    """
+    per_token = SCORE_MAP_CHANNELS[config.score_map]
+    per_pair = per_token // 2 if config.score_map == "product" else 0
+    return sequence_length * per_token + sequence_length * sequence_length * per_pair
 
 
 def _linear_parameters(linear: _Linear) -> int:
