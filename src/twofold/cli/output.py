@@ -1,12 +1,10 @@
 """What verbs print: tables for people, JSON for programs."""
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-# A log or a pipe has no width to fit. Rich would assume 80 columns there and break what is longer.
-_WIDTH_WITHOUT_TERMINAL = 1_000
+_UNLIMITED = 10_000
 
 
 def print_json(data: Any) -> None:
@@ -16,6 +14,8 @@ def print_json(data: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
     """Prints a table whose first column is text and whose other columns are figures, aligned to the right.
+
+    No figure is cut or broken: a table that is wider than the terminal, the pipe or the log runs over its edge.
 
     Args:
         title: A line above the table.
@@ -28,13 +28,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if number == 0 else "right", overflow="fold")
+        table.add_column(Text(column), justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(Text(title, style="bold"))
-    console.print(table)
+    needed = console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum
+    console.width = max(console.width, needed)
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table, crop=False)
     for note in notes:
-        console.print(Text(note))
+        console.print(Text(note), soft_wrap=True)
