@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Matplotlib needs colours; these stand for the page's variables and are replaced in the SVG.
 INK, MUTED, FAINT, SHARED, PAPER = "#010101", "#020202", "#030303", "#040404", "#fdfdfd"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", FAINT: "--line", SHARED: "--accent", PAPER: "--page"}
+_SPACE = "\N{NO-BREAK SPACE}"
 _DPI = 72  # one point is one pixel of the SVG
 
 
@@ -69,7 +70,7 @@ def quality_against_cache(points: Sequence[Point], baseline_kib: float, *, width
         name: Prefix of the SVG's ids.
     """
     small = width < 600
-    figure, axes = _axes(width, height, left=40 if small else 56, right=12 if small else 24, bottom=62, top=34)
+    figure, axes = _axes(width, height, left=28 if small else 36, right=12 if small else 24, bottom=72, top=34)
     top = top_of_axis([point.high if point.high is not None else point.increase for point in points])
     lowest = min([0.0, *(point.low if point.low is not None else point.increase for point in points)])
     axes.set_xscale("log", base=2)
@@ -77,11 +78,18 @@ def quality_against_cache(points: Sequence[Point], baseline_kib: float, *, width
     axes.set_xlim(smallest / (1.45 if small else 1.3), 1.9 if small else 1.55)
     axes.set_ylim(lowest - 0.1 * (top - lowest), top)
     shares = [0.5**power for power in range(12) if 0.5**power >= smallest / 1.01]
-    axes.set_xticks(shares, [f"{100 * share:g}\N{NO-BREAK SPACE}%\n{baseline_kib * share:g}" for share in shares])
+    percent, kib = ("", "") if small else (f"{_SPACE}%", f"{_SPACE}KiB")
+    axes.set_xticks(shares, [f"{100 * share:g}{percent}\n{baseline_kib * share:g}{kib}" for share in shares])
     axes.minorticks_off()
     axes.axhline(0, color=MUTED, linewidth=1, zorder=1)
-    axes.set_xlabel("KV cache per token: share of QKV, and KiB here (log scale)", color=MUTED, fontsize=12, loc="left")
-    _text(axes, "Perplexity against QKV, %", 0, 1, offset=(-30 if small else -40, 18), color=MUTED, size=12)
+    axes.set_xlabel(
+        f"KV cache per token: {'% of QKV, KiB here' if small else 'share of QKV, and KiB here'} (log scale)",
+        color=MUTED,
+        fontsize=12,
+        loc="left",
+        labelpad=10,
+    )
+    _text(axes, "Perplexity against QKV, %", 0, 1, offset=(-28 if small else -36, 18), color=MUTED, size=12)
     _text(axes, "↙ better", 0, 0, offset=(8, 12), color=MUTED, size=12)
 
     own = [point for point in points if point.own]
@@ -113,7 +121,7 @@ def training_curve(
         one_tensor: True when K = V, for the colour.
         name: Prefix of the SVG's ids.
     """
-    figure, axes = _axes(260, 150, left=30, right=8, bottom=22, top=8)
+    figure, axes = _axes(210, 130, left=22, right=6, bottom=22, top=6)
     axes.set_xlim(0, steps)
     axes.set_ylim(*limits)
     axes.set_xticks([0, steps], ["0", f"{steps:,}"])
@@ -171,7 +179,7 @@ def _draw_points(axes: "Axes", points: Sequence[Point], top: float) -> None:
             axes.plot([point.share] * 2, [point.low, point.high], color=colour, linewidth=1.6, alpha=0.6, zorder=3)
         beyond = point.increase > top
         axes.plot(
-            [point.share],
+            [_shown_share(axes, point, top)],
             [top - 0.015 * top if beyond else point.increase],
             marker="^" if beyond else "o",
             markersize=8.5 if point.own else 6.5,
@@ -191,7 +199,7 @@ def _label_points(axes: "Axes", points: Sequence[Point], top: float, front: Sequ
     anchors, sizes, texts, obstacles = [], [], [], []
     for point in sorted(points, key=lambda point: not point.own):
         text = f"{point.label} +{point.increase:.1f}\N{NO-BREAK SPACE}%" if point.increase > top else point.label
-        x, y = axes.transData.transform((point.share, min(point.increase, top * 0.985)))
+        x, y = axes.transData.transform((_shown_share(axes, point, top), min(point.increase, top * 0.985)))
         size = (12.5 if point.own else 11) - (1.5 if small else 0)
         sample = axes.text(0, 0, text, fontsize=size, fontweight=600 if point.own else 400, parse_math=False)
         extent = sample.get_window_extent(renderer)
@@ -229,6 +237,14 @@ def _label_points(axes: "Axes", points: Sequence[Point], top: float, front: Sequ
             parse_math=False,
             zorder=6,
         )
+
+
+def _shown_share(axes: "Axes", point: Point, top: float) -> float:
+    """Moves published points beyond the top aside, so that they do not hide behind ours."""
+    if point.own or point.increase <= top:
+        return point.share
+    x, y = axes.transData.transform((point.share, top))
+    return float(axes.transData.inverted().transform((x - 13, y))[0])
 
 
 def _front_boxes(axes: "Axes", front: Sequence[Point]) -> list[Box]:

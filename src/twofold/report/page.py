@@ -1,5 +1,6 @@
 """The report of a quickstart: from its folder to one HTML file that needs nothing else."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def build_page(quickstart: Quickstart, published: Published) -> dict[str, Any]:
         "cache_dtype": next((run.result["cache"]["dtype"] for run in quickstart.finished), ""),
         "curves": curve_figures(quickstart),
         "samples": [
-            {"label": run.label, **{name: str(run.result["sample"][name]) for name in ("prompt", "continuation")}}
-            for run in quickstart.finished
+            {"label": run.label, "one_tensor": run.one_tensor, **run.result["sample"]} for run in quickstart.finished
         ],
         "provenance": _provenance(quickstart),
         "runs": [(run.label, run.run_id or DASH, run.state) for run in quickstart.variants],
@@ -75,8 +75,16 @@ def _render(context: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["unbroken"] = _unbroken
     style = (templates / "report.css").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(style=style, **context)
+
+
+def _unbroken(text: str) -> Any:
+    """Keeps the names of variants, which have hyphens, on one line."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"\b((?:Q|GQA)[-=][\w=-]+)", r'<span class="nb">\1</span>', str(escape(text))))
 
 
 def _row(quickstart: Quickstart, published: Published, run: VariantRun) -> dict[str, Any]:
@@ -178,7 +186,7 @@ def _seeds(quickstart: Quickstart) -> dict[str, Any] | None:
         "seeds": ", ".join(str(seed) for seed in record.seeds),
         "hardware": record.hardware,
         "revision": record.revision,
-        "created": record.created,
+        "created": words.when(record.created),
         "rows": rows,
         "pairs": [f"{first} and {second}" for first, second in words.indistinguishable_pairs(quickstart)],
     }
@@ -213,7 +221,7 @@ def _provenance(quickstart: Quickstart) -> list[tuple[str, str]]:
 
     memory = [environment.get("memory_bytes") for environment in environments]
     return [
-        ("Started", quickstart.created),
+        ("Started", words.when(quickstart.created)),
         ("Hardware", quickstart.hardware),
         ("Processor", each([f"{found.get('cpu')}, {found.get('cores')} cores" for found in environments])),
         ("Memory", each([f"{bytes_ / 1024**3:.1f} GiB" for bytes_ in memory if bytes_])),

@@ -1,5 +1,6 @@
 """Numbers as text and sentences. What the seeds cannot tell apart is never put in an order."""
 
+from datetime import datetime
 from fractions import Fraction
 
 from twofold.cost import format_decimal
@@ -57,6 +58,15 @@ def seed_sentence(interval: Interval) -> str:
     return f"{verb} {size} perplexity" if interval.mean > 0 else f"{verb} {size}"
 
 
+def when(timestamp: str) -> str:
+    """An ISO 8601 time for readers: `2026-12-01 09:00 UTC`."""
+    try:
+        time = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return timestamp
+    return f"{time:%Y-%m-%d %H:%M} {time.tzname() or ''}".strip()
+
+
 def headline(quickstart: Quickstart) -> str:
     """The answer in one sentence, from the numbers."""
     if quickstart.baseline is None:
@@ -73,7 +83,7 @@ def headline(quickstart: Quickstart) -> str:
 
 
 def answer(quickstart: Quickstart) -> list[str]:
-    """The sentences below the headline: the smallest cache, decode speed, and how sure all this is."""
+    """The sentences below the headline: the smallest cache, and decode speed."""
     sentences = []
     priced = [run for run in quickstart.finished if quickstart.increase(run) is not None]
     smallest = min(priced, key=lambda run: run.cache_bytes or 0, default=None)
@@ -84,8 +94,10 @@ def answer(quickstart: Quickstart) -> list[str]:
     compared = [run for run in (first, smallest) if run is not None and run.slug != BASELINE]
     if len(compared) == 2 and compared[0] is compared[1]:
         compared.pop()
-    sentences += [_speed(quickstart, run) for run in compared]
-    return [*(sentence for sentence in sentences if sentence), confidence(quickstart)]
+    speeds = [text for run in compared if (text := _speed(quickstart, run))]
+    if speeds and quickstart.decode is not None:
+        sentences.append(f"At {quickstart.decode['context']:,} tokens of context, {', '.join(speeds)}.")
+    return sentences
 
 
 def confidence(quickstart: Quickstart) -> str:
@@ -134,9 +146,7 @@ def _speed(quickstart: Quickstart, variant: VariantRun) -> str:
     if quickstart.decode is None or baseline is None or baseline.decode is None or variant.decode is None:
         return ""
     ours, theirs = variant.decode["milliseconds_per_token"], baseline.decode["milliseconds_per_token"]
-    where = f"At {quickstart.decode['context']:,} tokens of context"
     if ours["low"] <= theirs["high"] and theirs["low"] <= ours["high"]:
-        return f"{where} {variant.label} decodes as fast as QKV, within the spread of the repeats."
-    ratio = theirs["median"] / ours["median"]
-    times = f"{fixed(theirs['median'], 2)} → {fixed(ours['median'], 2)} ms per token"
-    return f"{where} {variant.label} decodes {fixed(ratio, 2)} times as fast as QKV ({times})."
+        return f"{variant.label} decodes as fast as QKV within the spread of the repeats"
+    ratio = f"{variant.label} decodes {fixed(theirs['median'] / ours['median'], 2)} times as fast as QKV"
+    return f"{ratio} ({fixed(theirs['median'], 2)} → {fixed(ours['median'], 2)} ms per token)"
