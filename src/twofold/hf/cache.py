@@ -1,0 +1,234 @@
+"""Transformers' caches with our layers in them: one tensor a token where K = V."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from twofold.cache import CacheError, LayerCache
+from twofold.spec import ModelConfig
+
+# Layers that say "grow" or "hold this many" and nothing else, which is all that we take over from them.
+_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+
+
+class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A `LayerCache` where Transformers expects a layer of its `Cache`.
+
+    The model appends to `layer_cache` itself. This class answers what generation asks: how long the cache is, and to
+    crop, reorder, repeat or move it.
+
+    Args:
+        layer_cache: The storage.
+        num_cached_tensors: 1 where key and value are one tensor, else 2.
+    """
+
+    is_compileable = False  # storage grows, and lengths are numbers rather than tensors
+    is_croppable = True
+    supports_early_init = False  # memory is taken when the first token comes
+
+    def __init__(self, layer_cache: LayerCache, num_cached_tensors: int) -> None:
+        self.layer_cache = layer_cache
+        self.num_cached_tensors = num_cached_tensors
+        self.window = layer_cache.window
+        self._device: torch.device | None = None
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """What is stored first for each token, (B, heads, S, width), or None before the first one."""
+        return self.layer_cache.tensors[0] if self.is_initialized else None
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """The stored values; the same memory as `keys` where K = V."""
+        return self.layer_cache.tensors[self.num_cached_tensors - 1] if self.is_initialized else None
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        """True once tokens have been stored."""
+        return bool(self.layer_cache.tensors)
+
+    @property
+    def is_sliding(self) -> bool:
+        """True for a layer that forgets tokens beyond its window."""
+        return self.window is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch; missing before the first token, which is how Transformers tells."""
+        if not self.is_initialized:
+            raise AttributeError("an empty cache has no batch size yet")
+        return self.layer_cache.tensors[0].shape[0]
+
+    @property
+    def record_past(self) -> bool:
+        """True while a sliding layer keeps everything, so that candidate tokens can be taken back."""
+        return self.window is not None and self.layer_cache.window is None
+
+    @record_past.setter
+    def record_past(self, record: bool) -> None:
+        self.layer_cache.window = None if record else self.window
+
+    def activate_past_recording(self) -> None:
+        """Keeps everything from now on: an assistant may take back more tokens than a sliding layer would hold."""
+        self.record_past = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Does nothing: the first append takes the memory."""
+
+    def update(self, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Refuses: only the model knows what a layer stores."""
+        raise CacheError("this cache belongs to a twofold model, which fills it in its forward pass; do not update it")
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far, those that slid out included."""
+        return self.layer_cache.num_tokens
+
+    def get_max_length(self) -> int:
+        """Tokens that a fixed cache can take; -1 for one that grows."""
+        return -1 if self.layer_cache.capacity is None else self.layer_cache.capacity
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that the next queries are given, their own included, and the place of the first of them."""
+        held = self.layer_cache.num_held
+        return held + query_length, self.layer_cache.num_tokens - held
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the latest `-tokens_to_remove` tokens; Transformers 5 counts them with a negative number."""
+        if tokens_to_remove > 0:
+            raise CacheError(f"crop takes the number of tokens to remove as a negative number; got {tokens_to_remove}")
+        recording = self.record_past
+        self.record_past = False  # what must remain is what the window sees
+        self.layer_cache.crop(self.layer_cache.num_tokens + tokens_to_remove)
+        self.record_past = recording
+
+    def reset(self) -> None:
+        """Forgets every token."""
+        self.layer_cache.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Replaces the batch by the given rows of it, as beam search asks."""
+        self.layer_cache.select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row of the batch."""
+        if self.is_initialized:
+            self.layer_cache.select(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the given rows of the batch, by number or by a boolean for each."""
+        self.layer_cache.select(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+
+    def offload(self) -> None:
+        """Moves the stored tokens to main memory."""
+        if self.is_initialized:
+            self._device = self.layer_cache.tensors[0].device
+            self.layer_cache.to("cpu")
+
+    def prefetch(self) -> None:
+        """Moves offloaded tokens back to their device."""
+        if self._device is not None:
+            self.layer_cache.to(self._device)
+
+
+class OffloadedLayerCache(LayerCache):
+    """A layer cache that rests in main memory and comes to the device of the new tokens only while they attend."""
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Stores new tokens; see `LayerCache.append`. The views that it returns keep the device's copy alive."""
+        self.to(tensors[0].device)
+        visible = super().append(*tensors)
+        self.to("cpu")
+        return visible
+
+
+def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
+    """Makes a Transformers cache hold our layers, and returns their storage, one a layer.
+
+    An empty cache of any plain kind is taken over in place: what it said about length and offloading is kept. So
+    every cache that `generate` makes or a user passes stores one tensor a token where K = V.
+
+    Args:
+        cache: A `DynamicCache`, a `StaticCache`, or one that was adopted before.
+        spec: The model that will fill it.
+
+    Raises:
+        CacheError: for a cache of a kind that cannot be honoured, or that another model has filled.
+    """
+    if not isinstance(cache, Cache) or not hasattr(cache, "layers"):
+        raise CacheError(
+            f"a twofold model takes a DynamicCache or a StaticCache; got {type(cache).__name__}. "
+            "Pass one of them, or none to have one made"
+        )
+    if _our_layers(cache) is None:
+        _check_can_adopt(cache, spec)
+        layers: list[Any] = [*cache.layers] or [
+            None
+        ] * spec.num_hidden_layers  # a DynamicCache without a config has none yet
+        cache.layers = [_adopted(layer, spec, index, cache.offloading) for index, layer in enumerate(layers)]
+        cache.layer_class_to_replicate = None
+    return _storage_for(cache, spec)
+
+
+def cache_sizes(cache: Cache) -> tuple[int, int]:
+    """Bytes of a cache that a twofold model has filled: those that its tokens need, and those that it holds now.
+
+    Raises:
+        CacheError: for a cache that holds other layers than ours.
+    """
+    layers = _our_layers(cache)
+    if layers is None:
+        raise CacheError(f"only a cache that a twofold model has filled can be measured; got {cache!r}")
+    return (
+        sum(layer.layer_cache.nbytes_used for layer in layers),
+        sum(layer.layer_cache.nbytes_allocated for layer in layers),
+    )
+
+
+def _our_layers(cache: Cache) -> list[TwofoldCacheLayer] | None:
+    ours = [layer for layer in cache.layers if isinstance(layer, TwofoldCacheLayer)]
+    return ours if ours and len(ours) == len(cache.layers) else None
+
+
+def _adopted(layer: Any, spec: ModelConfig, index: int, offloading: bool) -> TwofoldCacheLayer:
+    kind = OffloadedLayerCache if offloading else LayerCache
+    capacity = layer.max_cache_len if isinstance(layer, StaticLayer) else None
+    storage = kind(window=spec.layer_sliding_window(index), capacity=capacity)
+    adopted = TwofoldCacheLayer(storage, spec.layer_sharing(index).num_cached_tensors)
+    adopted.record_past = getattr(layer, "record_past", False)
+    return adopted
+
+
+def _check_can_adopt(cache: Cache, spec: ModelConfig) -> None:
+    for layer in cache.layers:
+        if not isinstance(layer, CacheLayerMixin) or type(layer) not in _PLAIN_LAYERS:
+            raise CacheError(
+                f"a twofold model cannot fill a {type(cache).__name__} with {type(layer).__name__}s; "
+                "use a DynamicCache or a StaticCache"
+            )
+        if int(layer.get_seq_length()) > 0:
+            raise CacheError("the cache holds tokens that another model or an older version stored; pass a new one")
+    if cache.layers and len(cache.layers) != spec.num_hidden_layers:
+        raise CacheError(
+            f"the cache has {len(cache.layers)} layers and the model {spec.num_hidden_layers}; "
+            "make it with this model's config"
+        )
+
+
+def _storage_for(cache: Cache, spec: ModelConfig) -> list[LayerCache]:
+    layers = _our_layers(cache) or []
+    expected = [
+        (spec.layer_sliding_window(index), spec.layer_sharing(index).num_cached_tensors)
+        for index in range(spec.num_hidden_layers)
+    ]
+    if [(layer.window, layer.num_cached_tensors) for layer in layers] != expected:
+        raise CacheError("the cache was filled by a model with other layers; pass a new one")
+    return [layer.layer_cache for layer in layers]
