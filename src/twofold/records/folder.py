@@ -115,8 +115,12 @@ class RunFolder:
         return read_json(path) if path.exists() else None
 
     def environment(self) -> dict[str, Any]:
-        """Versions, machine and code revision with which the run began; `resumed` lists those that differed later."""
-        return read_json(self.path / "environment.json")
+        """Versions, machine and code revision with which the run began; `resumed` lists those that differed later.
+
+        Empty where the run was stopped before it could write them.
+        """
+        path = self.path / "environment.json"
+        return read_json(path) if path.exists() else {}
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Adds one line to metrics.jsonl; numbers that are not finite become null."""

@@ -50,15 +50,14 @@ def build_page(quickstart: Quickstart, published: Published) -> dict[str, Any]:
         "decode": _decode(quickstart),
         "seeds": _seeds(quickstart),
         "confidence": words.confidence(quickstart),
+        "other_positions": words.other_positions(quickstart),
         "published": published,
         "masked_increase": percent(published.masked_increase),
         "heads": models[0].num_attention_heads if models else None,
         "setup": _setup(quickstart),
         "cache_dtype": next((run.result["cache"]["dtype"] for run in quickstart.finished), ""),
         "curves": curve_figures(quickstart),
-        "samples": [
-            {"label": run.label, "one_tensor": run.one_tensor, **run.result["sample"]} for run in quickstart.finished
-        ],
+        "samples": [{"label": run.label, "one_tensor": run.one_tensor, **_sample(run)} for run in quickstart.finished],
         "provenance": _provenance(quickstart),
         "runs": [(run.label, run.run_id or DASH, run.state) for run in quickstart.variants],
     }
@@ -114,12 +113,11 @@ def _row(quickstart: Quickstart, published: Published, run: VariantRun) -> dict[
         "reduction": DASH if is_baseline else _number(reduction(share)),
         "paper_reduction": DASH if is_baseline or paper is None else _saved(paper.cache_reduction),
     }
-    if run.decode is not None:
-        row["decode"] = {
-            "milliseconds": _spread(run.decode["milliseconds_per_token"], 2),
-            "tokens": _spread(run.decode["tokens_per_second"], 1),
-            "peak": fixed(run.decode["peak_memory_bytes"] / _MIB, 0),
-        }
+    row["decode"] = run.decode and {
+        "milliseconds": _spread(run.decode["milliseconds_per_token"], 2),
+        "tokens": _spread(run.decode["tokens_per_second"], 1),
+        "peak": fixed(run.decode["peak_memory_bytes"] / _MIB, 0),
+    }
     return row
 
 
@@ -243,6 +241,12 @@ def _kib(num_bytes: float) -> str:
 def _number(text: str) -> str:
     """A percentage without its sign, for columns that name the unit in their head."""
     return text.replace("%", "").strip()
+
+
+def _sample(run: VariantRun) -> dict[str, str]:
+    """Prompt and continuation; control characters, which bytes of a young model may be, are shown as replaced."""
+    sample = run.result["sample"]
+    return {name: re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", sample[name]) for name in ("prompt", "continuation")}
 
 
 def _saved(percentage: float) -> str:

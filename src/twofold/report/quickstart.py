@@ -1,6 +1,7 @@
 """A quickstart folder as the report sees it: variants in order, finished or not, and what five seeds say."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,20 @@ from twofold.spec import RunConfig, RunFolderError
 
 BASELINE = "qkv"
 """Slug of the variant that the others are compared with."""
+
+_RESULT = {
+    "": ("parameters",),
+    "validation": ("loss", "perplexity", "bits_per_byte", "tokens"),
+    "cache": ("dtype", "bytes_per_token", "bytes_per_token_measured"),
+    "training": ("steps", "tokens", "seconds", "tokens_per_second"),
+    "sample": ("prompt", "continuation"),
+}
+_DECODE = ("context", "batch_size", "dtype", "threads", "attention", "repeats", "read_bandwidth_gb_s", "variants")
+_DECODE_ROW = {
+    "": ("cache_bytes_used", "cache_bytes_allocated", "peak_memory_bytes"),
+    "milliseconds_per_token": ("median", "low", "high"),
+    "tokens_per_second": ("median", "low", "high"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +180,10 @@ def load_quickstart(folder: Path, seed_record: Path) -> Quickstart:
     try:
         decode = data["decode"]
         rows = decode["variants"] if decode else {}
+        if decode:
+            _require(path, decode, {"": _DECODE})
+            for row in rows.values():
+                _require(path, row, _DECODE_ROW)
         matches = seeds is not None and seeds.config_id == data["config_id"]
         return Quickstart(
             path=folder,
@@ -183,13 +202,13 @@ def load_quickstart(folder: Path, seed_record: Path) -> Quickstart:
 
 def _load_variant(path: Path, decode: dict[str, Any] | None) -> VariantRun:
     blank: dict[str, Any] = {"config": None, "run_id": "", "data_sha256": "", "result": {}, "metrics": []}
-    if not path.exists():
+    if not (path / "run.json").exists():
         return VariantRun(slug=path.name, label=path.name, state="not started", environment={}, decode=decode, **blank)
     run = RunFolder.open(path)
     result, state = ({}, "not finished")
     if run.is_finished:
         result, state = run.result(), "finished"
-        _check_result(path / "result.json", result)
+        _require(path / "result.json", result, _RESULT)
     elif error := run.error():
         state = f"failed: {error.get('type')}: {error.get('message')}"
     model = run.config.model
@@ -208,19 +227,13 @@ def _load_variant(path: Path, decode: dict[str, Any] | None) -> VariantRun:
     )
 
 
-def _check_result(path: Path, result: dict[str, Any]) -> None:
-    needed = {
-        "validation": ("loss", "perplexity", "bits_per_byte", "tokens"),
-        "cache": ("dtype", "bytes_per_token", "bytes_per_token_measured"),
-        "training": ("steps", "tokens", "seconds", "tokens_per_second"),
-        "sample": ("prompt", "continuation"),
-    }
+def _require(path: Path, data: dict[str, Any], needed: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuses a record in which a name is missing; `needed` maps groups to names, and "" to names outside of groups."""
     for group, names in needed.items():
+        found = data.get(group, {}) if group else data
         for name in names:
-            if name not in result.get(group, {}):
-                raise RunFolderError(f"{path} has no {group}.{name}")
-    if "parameters" not in result:
-        raise RunFolderError(f"{path} has no parameters")
+            if name not in found:
+                raise RunFolderError(f"{path} has no '{group}{'.' if group else ''}{name}'")
 
 
 def _load_seeds(path: Path) -> SeedRecord:

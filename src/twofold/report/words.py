@@ -91,10 +91,8 @@ def answer(quickstart: Quickstart) -> list[str]:
     if smallest is not None and smallest is not first and smallest.slug != BASELINE:
         saved = reduction(quickstart.cache_share(smallest))
         sentences.append(f"{smallest.label} has the smallest cache: {saved}, {_price(quickstart, smallest)}.")
-    compared = [run for run in (first, smallest) if run is not None and run.slug != BASELINE]
-    if len(compared) == 2 and compared[0] is compared[1]:
-        compared.pop()
-    speeds = [text for run in compared if (text := _speed(quickstart, run))]
+    compared = [first, smallest] if smallest is not first else [first]
+    speeds = [text for run in compared if run is not None and (text := _speed(quickstart, run))]
     if speeds and quickstart.decode is not None:
         sentences.append(f"At {quickstart.decode['context']:,} tokens of context, {', '.join(speeds)}.")
     return sentences
@@ -112,6 +110,23 @@ def confidence(quickstart: Quickstart) -> str:
             f"(config {other.config_id}, here {quickstart.config_id}) and is not mixed in."
         )
     return single
+
+
+def other_positions(quickstart: Quickstart) -> str:
+    """Says which variants differ from QKV in their positions too, so that their cost is not laid to sharing alone."""
+    models = {run.slug: run.config.model for run in quickstart.finished if run.config is not None}
+    baseline = models.get(BASELINE)
+    others = [
+        f"{run.label} ({models[run.slug].positions})"
+        for run in quickstart.finished
+        if baseline is not None and run.slug in models and models[run.slug].positions != baseline.positions
+    ]
+    if not others or baseline is None:
+        return ""
+    return (
+        f"{', '.join(others)} has other positions than QKV ({baseline.positions}), so its distance from QKV is not the "
+        "price of sharing alone."
+    )
 
 
 def indistinguishable_pairs(quickstart: Quickstart) -> list[tuple[str, str]]:
@@ -143,7 +158,7 @@ def _price(quickstart: Quickstart, variant: VariantRun) -> str:
 
 def _speed(quickstart: Quickstart, variant: VariantRun) -> str:
     baseline = quickstart.baseline
-    if quickstart.decode is None or baseline is None or baseline.decode is None or variant.decode is None:
+    if baseline is None or variant is baseline or baseline.decode is None or variant.decode is None:
         return ""
     ours, theirs = variant.decode["milliseconds_per_token"], baseline.decode["milliseconds_per_token"]
     if ours["low"] <= theirs["high"] and theirs["low"] <= ours["high"]:
