@@ -18,6 +18,15 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert [found.label for found in pareto_front(points)] == ["e", "d", "a"]
 
 
+def test_other_positions_are_never_on_the_front() -> None:
+    points = [point("QKV", 1, 0), point("a", 0.5, 1)]
+    rotary = Point(label="r", share=0.25, increase=-1, own=True, one_tensor=True, comparable=False)
+    drawn = quality_against_cache([*points, rotary], 4.0, width=700, height=300, name="m")
+    assert "opacity: 0.35" in drawn, "the front still runs from a to QKV"
+    alone = quality_against_cache([points[0], rotary], 4.0, width=700, height=300, name="m")
+    assert "opacity: 0.35" not in alone
+
+
 def test_an_outlier_does_not_flatten_the_plot() -> None:
     assert top_of_axis([0, 1, 2, 3, 25]) == pytest.approx(3.9)
     assert top_of_axis([0, 1, 2, 3, 6]) == pytest.approx(6.9)

@@ -52,7 +52,7 @@ def test_the_table_holds_every_number(make_folder: Callable) -> None:
 def test_the_answer_is_computed(make_folder: Callable) -> None:
     folder = make_folder()
     text = text_of(write_report(folder.path, seed_record=folder.seed_record))
-    assert "Q-K=V halves the KV cache (−50 %) for +2.4 % perplexity." in text
+    assert "Q-K=V halves the KV cache (−50 %) for +2.4 % perplexity in this run." in text
     assert "Q-MQA has the smallest cache: −93.75 %, for +4.8 % perplexity." in text
     assert re.search(r"At 16,384 tokens of context, Q-K=V decodes 1\.\d\d times as fast as QKV", text)
     assert "One seed for each variant, so no interval is drawn" in text
@@ -60,7 +60,7 @@ def test_the_answer_is_computed(make_folder: Callable) -> None:
     assert "of 8 query heads here and of 16 in the paper" in text
     assert "untrained copies" in text
     assert "not a fused kernel" in text
-    assert "Q-GQA-4 decoupled (rope) has other positions than QKV (learned)" in text
+    assert "Other positions than QKV’s (learned): Q-GQA-4 decoupled (rope)." in text
     for runs in folder.path.glob("*/run.json"):
         assert read_json(runs)["run_id"] in text
 

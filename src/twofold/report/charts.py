@@ -38,6 +38,8 @@ class Point:
     """True for what was measured here, False for what was published."""
     one_tensor: bool
     """True when K = V."""
+    comparable: bool = True
+    """False when it differs from QKV in more than sharing and heads; drawn as a diamond, never on the front."""
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -92,8 +94,7 @@ def quality_against_cache(points: Sequence[Point], baseline_kib: float, *, width
     _text(axes, "Perplexity against QKV, %", 0, 1, offset=(-28 if small else -36, 18), color=MUTED, size=12)
     _text(axes, "↙ better", 0, 0, offset=(8, 12), color=MUTED, size=12)
 
-    own = [point for point in points if point.own]
-    front = pareto_front(own)
+    front = pareto_front([point for point in points if point.own and point.comparable])
     if len(front) > 1:
         xs, ys = [point.share for point in front], [min(point.increase, top) for point in front]
         axes.step(xs, ys, where="post", color=SHARED, alpha=0.35, linewidth=2, zorder=2)
@@ -181,7 +182,7 @@ def _draw_points(axes: "Axes", points: Sequence[Point], top: float) -> None:
         axes.plot(
             [_shown_share(axes, point, top)],
             [top - 0.015 * top if beyond else point.increase],
-            marker="^" if beyond else "o",
+            marker="^" if beyond else "o" if point.comparable else "D",
             markersize=8.5 if point.own else 6.5,
             markerfacecolor=colour if point.own else PAPER,
             markeredgecolor=colour,

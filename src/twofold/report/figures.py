@@ -87,6 +87,7 @@ def _point(quickstart: Quickstart, run: VariantRun) -> Point | None:
         high=interval.high if interval is not None and shown else None,
         own=True,
         one_tensor=run.one_tensor,
+        comparable=quickstart.comparable(run),
     )
 
 

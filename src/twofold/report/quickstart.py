@@ -142,6 +142,12 @@ class Quickstart:
         """The QKV run, when it has finished with a loss."""
         return next((run for run in self.finished if run.slug == BASELINE and run.loss is not None), None)
 
+    def comparable(self, variant: VariantRun) -> bool:
+        """True when a variant has QKV's positions, so that sharing and heads alone set it apart."""
+        if self.baseline is None or self.baseline.config is None or variant.config is None:
+            return False
+        return variant.config.model.positions == self.baseline.config.model.positions
+
     def increase(self, variant: VariantRun) -> float | None:
         """Perplexity above QKV in percent, in this folder's runs."""
         if self.baseline is None or self.baseline.loss is None or variant.loss is None:

@@ -79,13 +79,14 @@ def headline(quickstart: Quickstart) -> str:
         verb = f"halves the KV cache ({reduction(share)})"
     else:
         verb = f"changes the KV cache by {reduction(share)}"
-    return f"{variant.label} {verb} {_price(quickstart, variant)}."
+    where = "" if quickstart.seed_increase(variant) else " in this run"
+    return f"{variant.label} {verb} {_price(quickstart, variant)}{where}."
 
 
 def answer(quickstart: Quickstart) -> list[str]:
     """The sentences below the headline: the smallest cache, and decode speed."""
     sentences = []
-    priced = [run for run in quickstart.finished if quickstart.increase(run) is not None]
+    priced = [run for run in _comparable(quickstart) if quickstart.increase(run) is not None]
     smallest = min(priced, key=lambda run: run.cache_bytes or 0, default=None)
     first = _headline_variant(quickstart)
     if smallest is not None and smallest is not first and smallest.slug != BASELINE:
@@ -114,18 +115,19 @@ def confidence(quickstart: Quickstart) -> str:
 
 def other_positions(quickstart: Quickstart) -> str:
     """Says which variants differ from QKV in their positions too, so that their cost is not laid to sharing alone."""
-    models = {run.slug: run.config.model for run in quickstart.finished if run.config is not None}
-    baseline = models.get(BASELINE)
+    baseline = quickstart.baseline
+    if baseline is None or baseline.config is None:
+        return ""
     others = [
-        f"{run.label} ({models[run.slug].positions})"
+        f"{run.label} ({run.config.model.positions})"
         for run in quickstart.finished
-        if baseline is not None and run.slug in models and models[run.slug].positions != baseline.positions
+        if run.config is not None and not quickstart.comparable(run)
     ]
-    if not others or baseline is None:
+    if not others:
         return ""
     return (
-        f"{', '.join(others)} has other positions than QKV ({baseline.positions}), so its distance from QKV is not the "
-        "price of sharing alone."
+        f"Other positions than QKV’s ({baseline.config.model.positions}): {', '.join(others)}. "
+        "The distance from QKV is then not the price of sharing alone."
     )
 
 
@@ -142,8 +144,12 @@ def indistinguishable_pairs(quickstart: Quickstart) -> list[tuple[str, str]]:
     return pairs
 
 
+def _comparable(quickstart: Quickstart) -> list[VariantRun]:
+    return [run for run in quickstart.finished if quickstart.comparable(run)]
+
+
 def _headline_variant(quickstart: Quickstart) -> VariantRun | None:
-    shared = [run for run in quickstart.finished if run.one_tensor and quickstart.increase(run) is not None]
+    shared = [run for run in _comparable(quickstart) if run.one_tensor and quickstart.increase(run) is not None]
     return next((run for run in shared if run.slug == "tied-kv"), shared[0] if shared else None)
 
 
