@@ -61,7 +61,7 @@ class AttentionContext:
         self.rope_theta = rope_theta
         self.num_past = num_past
         self.padding = None if padding is None or bool(padding.all()) else padding
-        self.documents = documents
+        self.documents = None if documents is None or bool((documents == documents[:, :1]).all()) else documents
         self.custom_mask = custom_mask
         self.dtype = dtype
         self._masks: dict[tuple[int, int | None], Mask] = {}

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from twofold.spec.errors import ConfigError
 from twofold.spec.model import ModelConfig
 
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Precision: TypeAlias = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,124 @@
+"""One language-model run from config to result: data, model, training, validation, cache and a sample."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from twofold.cost import cache_bytes
+from twofold.data import PackedSequences, TextData, prepare_text
+from twofold.eval import measure_perplexity, sample_text
+from twofold.hf import load_model, save_model
+from twofold.models import LanguageModel
+from twofold.records import RunFolder
+from twofold.spec import ConfigError, RunConfig
+from twofold.train import text_task, train
+
+SAMPLE_PROMPT = "The history of"
+_PROBE_TOKENS = 64
+
+
+def text_cache_folder() -> Path:
+    """Where tokenised text is kept between runs: $TWOFOLD_CACHE, or `~/.cache/twofold`."""
+    return Path(os.environ.get("TWOFOLD_CACHE") or Path.home() / ".cache" / "twofold")
+
+
+def train_language_model(
+    config: RunConfig,
+    output: Path,
+    *,
+    device: str | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Trains the model that a config describes and returns the result, which is also in the run folder.
+
+    A folder that holds the same run is resumed from its checkpoint; a finished one is returned as it is.
+
+    Args:
+        config: The run.
+        output: Its run folder.
+        device: `cpu`, or None for the best device of this machine.
+        report: Called with every row of metrics.
+
+    Raises:
+        ConfigError: where the tokenizer does not fit the model.
+        DataError: for text that cannot be used.
+        RunFolderError: where the folder holds something else.
+    """
+    text = prepare_text(config.data, text_cache_folder())
+    if text.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {text.vocab_size} tokens and the model a vocabulary of {config.model.vocab_size}; "
+            f"set model.vocab_size={text.vocab_size}"
+        )
+    training = PackedSequences(text.train, config.data.sequence_length)
+    validation = PackedSequences(text.validation, config.data.sequence_length, keep_partial=True)
+    accelerator = Accelerator(cpu=device == "cpu")
+    folder = RunFolder.create(output, config, text.data_sha256, device=_device_name(accelerator.device))
+    if folder.is_finished:
+        return folder.result()
+    torch.manual_seed(config.train.seed)
+    module = LanguageModel(config.model)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"validation_loss": measure_perplexity(model, validation, config.train.batch_size).loss}
+
+    def save(model: nn.Module, directory: Path) -> None:
+        assert isinstance(model, LanguageModel)
+        save_model(model, directory, text.tokenizer)
+
+    task = text_task(module, training, config.train, evaluate=evaluate, save_model=save)
+    trained = train(task, config.train, folder, accelerator=accelerator, report=report)
+    perplexity = measure_perplexity(module, validation, config.train.batch_size)
+    folder.write_result(
+        {
+            "run_id": folder.run_id,
+            "label": config.model.label,
+            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "parameters": sum(parameter.numel() for parameter in module.parameters()),
+            "validation": perplexity.to_dict(),
+            "training": {
+                "steps": config.train.steps,
+                "tokens": int(trained["targets"]),
+                "seconds": trained["seconds"],
+                "tokens_per_second": trained["targets"] / max(trained["seconds"], 1e-9),
+            },
+            "cache": measure_cache(module, text),
+            "sample": {"prompt": SAMPLE_PROMPT, "continuation": _sample(folder.model_path)},
+        }
+    )
+    return folder.result()
+
+
+@torch.no_grad()
+def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
+    """Bytes that the model's cache really needs for a token, beside the formula's."""
+    parameter = next(module.parameters())
+    num_tokens = min(_PROBE_TOKENS, module.config.max_position_embeddings)
+    tokens = torch.from_numpy(text.validation.tokens()[:num_tokens].astype("int64")).to(parameter.device)[None]
+    cache = module.decoder.make_cache()
+    module.eval()
+    module(tokens, cache=cache, num_logits=1)
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    formula = cache_bytes(module.config, num_tokens, dtype=dtype)
+    return {
+        "dtype": dtype,
+        "bytes_per_token": formula.total // num_tokens,
+        "bytes_per_token_measured": sum(layer.nbytes_used for layer in cache) / num_tokens,
+    }
+
+
+def _sample(model_path: Path) -> str:
+    model, tokenizer = load_model(model_path)
+    assert tokenizer is not None  # saved with the model just now
+    budget = model.config.spec.max_position_embeddings - len(tokenizer(SAMPLE_PROMPT)["input_ids"])
+    return sample_text(model, tokenizer, SAMPLE_PROMPT, max_new_tokens=max(1, min(80, budget)))
+
+
+def _device_name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None if device.type == "cpu" else device.type

@@ -1,0 +1,204 @@
+"""Quickstart: the main variants side by side on real text, then what each of their caches costs."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from twofold.bench import measure_decode, peak_decode_memory
+from twofold.data import prepare_text
+from twofold.records import RunFolder, describe_environment, read_json, write_json_atomic
+from twofold.spec import (
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    RunFolderError,
+    TrainConfig,
+    canonical_json,
+    encode,
+    preset,
+    variant_fields,
+)
+from twofold.study.language_model import text_cache_folder, train_language_model
+from twofold.study.workers import num_cores, worker_pool
+
+SCHEMA = 1
+DECODE_CONTEXT = 16_384
+_DATA = DataConfig(sequence_length=256, tokenizer_vocab_size=2_048)
+_TRAIN = TrainConfig(
+    steps=640, batch_size=4, learning_rate=3e-3, warmup_steps=64, evaluate_every=160, checkpoint_every=160, log_every=16
+)
+_VARIANTS = {
+    "qkv": "QKV",
+    "tied-qk": "Q=K-V",
+    "tied-kv": "Q-K=V",
+    "tied-qkv": "Q=K=V",
+    "gqa-4": "GQA-4",
+    "mqa": "MQA",
+    "q-gqa-4": "Q-GQA-4",
+    "q-mqa": "Q-MQA",
+}
+
+
+def quickstart_configs(seed: int = 0) -> dict[str, RunConfig]:
+    """The runs of the quickstart by slug: the paper's eight variants of one tiny GPT, and one with decoupled rope."""
+    models: dict[str, ModelConfig] = {
+        slug: preset("gpt-tiny", **variant_fields(name, preset("gpt-tiny").num_attention_heads))
+        for slug, name in _VARIANTS.items()
+    }
+    models["q-gqa-4-decoupled"] = replace(
+        models["q-gqa-4"], positions="rope", rope_mode="decoupled", qk_rope_head_dim=models["q-gqa-4"].head_dim
+    )
+    train = replace(_TRAIN, seed=seed)
+    return {slug: RunConfig(model=model, data=_DATA, train=train) for slug, model in models.items()}
+
+
+def run_quickstart(
+    output: Path,
+    *,
+    seed: int = 0,
+    num_workers: int | None = None,
+    on_metrics: Callable[[Mapping[str, list[dict[str, Any]]]], None] | None = None,
+    on_phase: Callable[[str], None] | None = None,
+) -> None:
+    """Trains every variant with the same data order and seed, then measures decoding; all of it lands in `output`.
+
+    Finished runs are kept and interrupted ones resumed when the same command runs again.
+
+    Args:
+        output: The quickstart's folder, with a run folder for each variant inside.
+        seed: Seeds weights and data order.
+        num_workers: Processes that train side by side. Default: one a core.
+        on_metrics: Called about twice a second with all rows of metrics by slug.
+        on_phase: Called with a line for each phase.
+
+    Raises:
+        RunFolderError: where the folder holds another quickstart or something else.
+    """
+    say = on_phase or (lambda line: None)
+    configs = quickstart_configs(seed)
+    say("preparing the text: 104 Wikipedia articles, 2,048 byte pairs")
+    text = prepare_text(_DATA, text_cache_folder())
+    record = {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "config_id": config_id(text.data_sha256),
+        "variants": list(configs),
+        "hardware": hardware(),
+        "decode": None,
+    }
+    record_path = output / "quickstart.json"
+    record = _open_record(record_path, record)
+    say(f"training {len(configs)} models of {preset('gpt-tiny').num_hidden_layers} layers, {_TRAIN.steps} steps each")
+    train_side_by_side(configs, output, num_workers=num_workers or num_cores(), on_metrics=on_metrics)
+    if record["decode"] is None:
+        models = {slug: config.model for slug, config in configs.items()}
+        record["decode"] = measure_in_processes(models, DECODE_CONTEXT, say)
+        write_json_atomic(record_path, record)
+
+
+def train_side_by_side(
+    configs: Mapping[str, RunConfig],
+    output: Path,
+    *,
+    num_workers: int,
+    on_metrics: Callable[[Mapping[str, list[dict[str, Any]]]], None] | None = None,
+) -> None:
+    """Trains runs in worker processes with one thread each, every run in its folder `output/slug`.
+
+    A failed run does not stop its neighbours; when all have ended, the first failure is raised.
+    """
+    with worker_pool(num_workers) as pool:
+        runs: dict[Future[Any], str] = {}
+        for slug, config in configs.items():
+            runs[pool.submit(train_language_model, config, output / slug, device="cpu")] = slug
+        pending: set[Future[Any]] = set(runs)
+        try:
+            while pending:
+                _, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                if on_metrics is not None:
+                    on_metrics({slug: _metrics(output / slug) for slug in configs})
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    for run in runs:
+        run.result()
+
+
+def measure_in_processes(
+    models: Mapping[str, ModelConfig], context: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Decode speed in one process, all variants interleaved on one thread; peak memory in a process for each."""
+    say(f"measuring decode speed at {context:,} tokens of context, one thread, all variants in turn")
+    with worker_pool(1, fresh=True) as pool:
+        decode: dict[str, Any] = pool.submit(measure_decode, dict(models), context=context).result()
+    say("measuring peak memory, a fresh process for each variant")
+    with worker_pool(num_cores(), fresh=True) as pool:
+        peaks = {slug: pool.submit(peak_decode_memory, model, context) for slug, model in models.items()}
+        for slug, peak in peaks.items():
+            decode["variants"][slug]["peak_memory_bytes"] = peak.result()
+    return decode
+
+
+def record_seeds(output: Path, seeds: Sequence[int], on_phase: Callable[[str], None] = print) -> dict[str, Any]:
+    """Trains the quickstart's runs once for each seed and returns their validation figures, variant by variant."""
+    for seed in seeds:
+        on_phase(f"seed {seed}")
+        train_side_by_side(quickstart_configs(seed), output / f"seed-{seed}", num_workers=num_cores())
+    data_sha256 = RunFolder.open(output / f"seed-{seeds[0]}" / "qkv").data_sha256
+    variants: dict[str, Any] = {}
+    for slug in quickstart_configs():
+        results = [RunFolder.open(output / f"seed-{seed}" / slug).result() for seed in seeds]
+        variants[slug] = {
+            "label": results[0]["label"],
+            "loss": [result["validation"]["loss"] for result in results],
+            "bits_per_byte": [result["validation"]["bits_per_byte"] for result in results],
+        }
+    environment = describe_environment()
+    return {
+        "schema": SCHEMA,
+        "created": environment["created"],
+        "hardware": hardware(),
+        "revision": environment["git_revision"],
+        "config_id": config_id(data_sha256),
+        "seeds": list(seeds),
+        "variants": variants,
+    }
+
+
+def config_id(data_sha256: str) -> str:
+    """Twelve hex digits that name everything the quickstart's figures depend on but the seed."""
+    text = canonical_json({"configs": {s: encode(c) for s, c in quickstart_configs().items()}, "data": data_sha256})
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def hardware() -> str:
+    """This machine in words."""
+    environment = describe_environment()
+    return f"{environment['cpu']}, {environment['cores']} cores"
+
+
+
+
+def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(path, record)
+        return record
+    found = read_json(path)
+    if (found.get("seed"), found.get("config_id")) != (record["seed"], record["config_id"]):
+        raise RunFolderError(
+            f"{path.parent} holds another quickstart (seed {found.get('seed')}, settings {found.get('config_id')}); "
+            "choose another --output"
+        )
+    return found
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    return RunFolder.open(path).metrics() if (path / "run.json").exists() else []
