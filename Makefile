@@ -1,13 +1,13 @@
 # Each target sets up .venv by itself. PYTHON=python3.12 chooses another interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
-export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test check
+.PHONY: quickstart test check bench
 
 quickstart: .venv/.installed
 	$(BIN)/twofold quickstart
 
+test: export OMP_NUM_THREADS = 1
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2
 
@@ -16,6 +16,9 @@ check: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: .venv/.installed
+	$(BIN)/twofold bench decode
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
