@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tolerances import ABSOLUTE
 from torch import Tensor
+
+from tests.tolerances import ABSOLUTE
 from twofold.attention import Attention, AttentionContext, reference_attention, reference_scores, visible_pairs
 from twofold.spec import ModelConfig
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from twofold.cache import CacheError, LayerCache
 
 BATCH, GROUPS, WIDTH = 2, 3, 4

@@ -115,6 +115,7 @@ class Attention(nn.Module):
             return self._project_decoupled(hidden_states, context)
         query = self._query(hidden_states)
         key = query if self.sharing.ties_query_key else self._heads(self.k_proj(hidden_states))
+        stored: tuple[Tensor, ...]
         if self.sharing.ties_key_value:
             query, stored = self._project_tied(query, key)
         else:
@@ -164,7 +165,7 @@ class Attention(nn.Module):
         del self.q_a_proj, self.q_b_proj
 
     def _project_tied(self, query: Tensor, shared: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        """Queries and the one tensor, not rotated yet; the key's scale goes into the query where nothing is in between."""
+        """Queries and the one tensor before rotation; the key's scale goes into the query where it can."""
         if not self.qk_norm:
             return query, (shared,)
         value = self._unit(shared)
@@ -176,15 +177,16 @@ class Attention(nn.Module):
 
     def _project_decoupled(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, tuple[Tensor]]:
         cos, sin = context.rotary_tables(self.rope_width or 0)
-        shared = self.kv_norm((self.q_proj if self.sharing.ties_query_key else self.k_proj)(hidden_states))  # (B, T, G·D)
+        shared_proj = self.q_proj if self.sharing.ties_query_key else self.k_proj
+        shared = self.kv_norm(shared_proj(hidden_states))  # (B, T, G·D)
         query = self._heads(shared) if self.sharing.ties_query_key else self._query(hidden_states)
-        query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D_r)
+        query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_rope = rotate(self.k_rope_proj(hidden_states)[:, None], cos, sin)  # (B, 1, T, D_r)
         query = torch.cat((query, rotate(query_rope, cos, sin)), dim=-1)  # (B, H, T, D + D_r)
         return query, (torch.cat((shared[:, None], key_rope), dim=-1),)  # (B, 1, T, G·D + D_r)
 
     def _read_decoupled(self, latent: Tensor, query: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor, Mask]:
-        """Scores are q·z + q_rot·k_rot. The second term is either a bias or more channels, whichever is less to write."""
+        """Scores are q·z + q_rot·k_rot. The second term is a bias or more channels, whichever is less to write."""
         shared, key_rope = latent.split((self.num_groups * self.head_dim, self.rope_width or 0), dim=-1)
         value = self._heads(shared[:, 0])  # (B, G, S, D)
         num_queries = query.shape[2]

@@ -64,7 +64,7 @@ class DecodeCase:
             positions = torch.arange(start, min(start + _FILL_TOKENS, self.context)).expand(len(self.tokens), -1)
             hidden_states = torch.randn(*positions.shape, self.model.config.hidden_size, generator=generator)
             context = AttentionContext(positions, causal=True, rope_theta=self.model.config.rope_theta)
-            for block, cache in zip(self.model.decoder.layers, self.cache, strict=True):
+            for block, cache in zip(self.model.decoder.blocks(), self.cache, strict=True):
                 cache.append(*block.self_attn.project(hidden_states, context)[1])
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ def measure_decode(
         The conditions, and for each name milliseconds a token and tokens a second (median, lowest and highest of the
         rounds), cache bytes used and allocated, and the largest error of the gate.
     """
-    say = report or (lambda line: None)
+    say = report or (lambda _: None)
     cases = {name: DecodeCase(config, context, batch_size) for name, config in configs.items()}
     errors = {name: case.check() for name, case in cases.items()}
     for case in cases.values():

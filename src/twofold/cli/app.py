@@ -8,9 +8,15 @@ from typing import Annotated
 import typer
 
 from twofold import __version__
+from twofold.cli.bench import bench
 from twofold.cli.config import config
 from twofold.cli.cost import cost
+from twofold.cli.eval import eval
+from twofold.cli.generate import generate
 from twofold.cli.info import info
+from twofold.cli.quickstart import quickstart
+from twofold.cli.report import report
+from twofold.cli.train import train
 from twofold.spec import TwofoldError
 
 EXIT_DONE = 0
@@ -36,6 +42,12 @@ def _verb(function: object, example: str) -> None:
     app.command(epilog=f"Example: {example}")(function)  # type: ignore[type-var]
 
 
+_verb(quickstart, "twofold quickstart")
+_verb(train, "twofold train --preset gpt-tiny --set model.sharing=tied-kv --output runs/tied-kv")
+_verb(eval, "twofold eval --model runs/quickstart/tied-kv")
+_verb(generate, "twofold generate --model runs/quickstart/tied-kv --prompt 'The city'")
+_verb(report, "twofold report runs/quickstart")
+app.add_typer(bench, name="bench")
 _verb(cost, "twofold cost --preset gpt-300m --context 8192")
 _verb(config, "twofold config --preset gpt-tiny --set train.steps=200 > run.yaml")
 _verb(info, "twofold info --json")

@@ -31,6 +31,12 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as model.sharing=tied-kv. Repeatable."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, mps. Default: the best of this machine.")
+]
+ModelOption = Annotated[
+    Path, typer.Option("--model", metavar="FOLDER", help="A run folder, or the model/ folder inside one.")
+]
 
 _SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twofold.data import PackedSequences
-from twofold.train import next_token_loss
+from twofold.models import next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,14 @@ def measure_perplexity(module: nn.Module, sequences: PackedSequences, batch_size
     loss_sum, num_targets = 0.0, 0
     for start in range(0, len(sequences), batch_size):
         indices = range(start, min(start + batch_size, len(sequences)))
-        loss, targets = next_token_loss(module, sequences.batch(indices))
+        loss, targets = next_token_loss(module, **sequences.batch(indices))
         loss_sum += loss.item()
         num_targets += targets
     module.train(was_training)
-    loss = loss_sum / num_targets
+    mean = loss_sum / num_targets
     return Perplexity(
-        loss=loss,
-        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        loss=mean,
+        perplexity=math.exp(mean) if mean < 700 else math.inf,
         bits_per_byte=loss_sum / math.log(2) / sequences.token_file.num_bytes,
         tokens=num_targets,
         bytes=sequences.token_file.num_bytes,

@@ -1,8 +1,10 @@
 """Text that a model writes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import TextStreamer
 
 from twofold.hf import TwofoldForCausalLM
 
@@ -17,6 +19,7 @@ def sample_text(
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
 ) -> str:
     """The model's continuation of a prompt, sampled with its cache; the same seed gives the same text.
 
@@ -28,11 +31,14 @@ def sample_text(
         temperature: Divides the logits; 0 always takes the likeliest token.
         top_k: Sample among this many likeliest tokens; 0 for all.
         seed: Seeds the sampling; the caller's random state is left as it was.
+        on_text: Called with each piece of text as soon as it stands.
     """
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     options: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature, "top_k": top_k}
+    if on_text is not None:
+        options["streamer"] = _Streamer(tokenizer, on_text)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokens = model.generate(
@@ -44,3 +50,15 @@ def sample_text(
         )
     written: str = tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return written
+
+
+class _Streamer(TextStreamer):
+    """Hands on finished words instead of printing them."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.on_text = on_text
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002 - the name is Transformers'
+        """Called by `generate`."""
+        self.on_text(text)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from twofold.hf.cache import TwofoldCacheLayer, adopt_cache, cache_sizes
 from twofold.hf.config import TwofoldConfig
-from twofold.hf.folders import load_model, save_model, to_hf, wrap_tokenizer
+from twofold.hf.folders import load_model, save_model, to_hf, to_plain, wrap_tokenizer
 from twofold.hf.modeling import TwofoldForCausalLM, TwofoldModel, TwofoldPreTrainedModel
 
 AutoConfig.register(TwofoldConfig.model_type, TwofoldConfig, exist_ok=True)
@@ -27,5 +27,6 @@ __all__ = [
     "load_model",
     "save_model",
     "to_hf",
+    "to_plain",
     "wrap_tokenizer",
 ]

@@ -51,14 +51,25 @@ class TwofoldConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     pad_token_id: int | None = None
     """Token that fills short rows of a batch."""
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Takes the spec's fields out of what config.json or the caller gives; the rest is the base class's."""
+    def __init__(
+        self,
+        *,
+        use_cache: bool = True,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.use_cache = use_cache
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.pad_token_id = pad_token_id
         given = {name: kwargs.pop(name) for name in field_names() if name in kwargs}
         for name in kwargs:
             _refuse_typo(name)
         kwargs.pop("auto_map", None)  # written anew by `to_dict`; Transformers rewrites the one that it reads
         self._spec = decode(ModelConfig, given) if given else preset("gpt-tiny")
-        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(**kwargs)
 
     @classmethod
     def from_spec(cls, spec: ModelConfig, **options: Any) -> "TwofoldConfig":

@@ -1,6 +1,8 @@
 """Model folders: from our plain modules to what `from_pretrained` takes, and back."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
 
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.modeling import TwofoldForCausalLM
@@ -33,6 +36,14 @@ def to_hf(model: LanguageModel, *, eos_token_id: int | None = None) -> TwofoldFo
     wrapped.config.dtype = model.lm_head.weight.dtype
     wrapped.generation_config = GenerationConfig(**special)  # type: ignore[no-untyped-call]
     return wrapped.train(model.training)
+
+
+def to_plain(model: TwofoldForCausalLM) -> LanguageModel:
+    """The inverse of `to_hf`: the plain module, weights shared."""
+    with torch.device("meta"):
+        plain = LanguageModel(model.config.spec)
+    plain.decoder, plain.lm_head = model.model.decoder, model.lm_head
+    return plain.train(model.training)
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
@@ -65,7 +76,8 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: Tokenizer | None =
         tokenizer: Its tokenizer; None where tokens are not text.
     """
     eos_token_id = None if tokenizer is None else tokenizer.token_to_id(END_OF_TEXT)
-    to_hf(model, eos_token_id=eos_token_id).save_pretrained(folder)
+    with _no_progress_bars():
+        to_hf(model, eos_token_id=eos_token_id).save_pretrained(folder)
     if tokenizer is not None:
         wrap_tokenizer(tokenizer, model.config.max_position_embeddings).save_pretrained(folder)
 
@@ -80,7 +92,8 @@ def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBas
     folder = Path(folder)
     _check_folder(folder)
     try:
-        model, report = TwofoldForCausalLM.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+        with _no_progress_bars():
+            model, report = TwofoldForCausalLM.from_pretrained(folder, output_loading_info=True, local_files_only=True)
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     except (SafetensorError, OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
@@ -90,6 +103,18 @@ def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBas
     if (folder / "tokenizer.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Silences Transformers' bars for a single file; the setting is put back."""
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _check_folder(folder: Path) -> None:

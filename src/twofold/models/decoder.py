@@ -67,6 +67,10 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(hidden_states)
         return normed
 
+    def blocks(self) -> list[Block]:
+        """The blocks in order, with their type."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
     def make_cache(self, capacity: int | None = None) -> list[LayerCache]:
         """An empty cache for `forward`, one a layer.
 
@@ -125,9 +129,7 @@ class LanguageModel(nn.Module):
             cache: One `LayerCache` a layer.
             num_logits: Compute them for this many last tokens only; None for all.
         """
-        hidden_states = self.decoder(
-            input_ids, positions=positions, padding=padding, documents=documents, cache=cache
-        )
+        hidden_states = self.decoder(input_ids, positions=positions, padding=padding, documents=documents, cache=cache)
         if num_logits is not None:
             hidden_states = hidden_states[:, -num_logits:]
         logits: Tensor = self.lm_head(hidden_states)
@@ -137,7 +139,7 @@ class LanguageModel(nn.Module):
         """Turns a model trained with `query_depth=2` into the equal one with a single query matrix, in place."""
         if self.config.query_depth == 1:
             return
-        for block in self.decoder.layers:
+        for block in self.decoder.blocks():
             block.self_attn.fold_query()
         self.config = self.decoder.config = dataclasses.replace(self.config, query_depth=1)
 

@@ -116,7 +116,10 @@ class ModelConfig:
 
     @property
     def label(self) -> str:
-        """The paper's name of the variant, for example `Q-GQA-4`; `mixed` when layers differ."""
+        """The paper's name of the variant, for example `Q-GQA-4`; `mixed` when layers differ.
+
+        `decoupled` is added where it holds, because it changes what is cached.
+        """
         if isinstance(self.sharing, tuple) or isinstance(self.num_key_value_heads, tuple):
             return "mixed"
         heads, groups = self.num_attention_heads, self.layer_num_key_value_heads(0)
@@ -125,6 +128,7 @@ class ModelConfig:
             name = self.sharing.label
         else:
             name = grouped if self.sharing is ProjectionSharing.QKV else f"Q-{grouped}"
+        name = f"{name} decoupled" if self.rope_mode == "decoupled" else name
         return name if self.score_map == "none" else f"({name})+"
 
     def _set(self, name: str, value: Any) -> None:

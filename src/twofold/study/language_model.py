@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from torch import nn
 
 from twofold.cost import cache_bytes
 from twofold.data import PackedSequences, TextData, prepare_text
-from twofold.eval import measure_perplexity, sample_text
-from twofold.hf import load_model, save_model
+from twofold.eval import Perplexity, measure_perplexity, sample_text
+from twofold.hf import load_model, save_model, to_plain
 from twofold.models import LanguageModel
 from twofold.records import RunFolder
-from twofold.spec import ConfigError, RunConfig
+from twofold.spec import ConfigError, DataConfig, RunConfig
 from twofold.train import text_task, train
 
 SAMPLE_PROMPT = "The history of"
@@ -95,6 +96,39 @@ def train_language_model(
     return folder.result()
 
 
+def evaluate_language_model(
+    model: Path, *, source: str | None = None, batch_size: int = 8, device: str | None = None
+) -> Perplexity:
+    """Perplexity of a saved model over the held-out documents of a text.
+
+    Args:
+        model: A run folder, or a model folder.
+        source: A text as in `DataConfig.source`. Default: the run's own, or the embedded one outside a run folder.
+        batch_size: Sequences in one forward pass.
+        device: A torch device; None for the CPU.
+    """
+    folder = model_folder(model)
+    loaded, tokenizer = load_model(folder)
+    if tokenizer is None:
+        raise ConfigError(f"{folder} has no tokenizer, so it cannot read text")
+    spec = loaded.config.spec
+    run = next((path for path in (model, model.parent) if (path / "run.json").exists()), None)
+    if run is not None:
+        data = RunFolder.open(run).config.data
+    else:
+        data = DataConfig(sequence_length=min(spec.max_position_embeddings, 1_024))
+    if source is not None or run is None:
+        data = replace(data, source=source or data.source, tokenizer=str(folder))
+    text = prepare_text(data, text_cache_folder())
+    validation = PackedSequences(text.validation, data.sequence_length, keep_partial=True)
+    return measure_perplexity(to_plain(loaded).to(device or "cpu"), validation, batch_size)
+
+
+def model_folder(path: Path) -> Path:
+    """The model folder that a user means: the folder itself, or the one inside a run folder."""
+    return RunFolder.open(path).model_path if (path / "run.json").exists() else path
+
+
 @torch.no_grad()
 def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
     """Bytes that the model's cache really needs for a token, beside the formula's."""
@@ -121,4 +155,6 @@ def _sample(model_path: Path) -> str:
 
 
 def _device_name(device: torch.device) -> str | None:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None if device.type == "cpu" else device.type
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return None if device.type == "cpu" else device.type

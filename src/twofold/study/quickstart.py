@@ -78,7 +78,7 @@ def run_quickstart(
     Raises:
         RunFolderError: where the folder holds another quickstart or something else.
     """
-    say = on_phase or (lambda line: None)
+    say = on_phase or (lambda _: None)
     configs = quickstart_configs(seed)
     say("preparing the text: 104 Wikipedia articles, 2,048 byte pairs")
     text = prepare_text(_DATA, text_cache_folder())
@@ -131,9 +131,7 @@ def train_side_by_side(
         run.result()
 
 
-def measure_in_processes(
-    models: Mapping[str, ModelConfig], context: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+def measure_in_processes(models: Mapping[str, ModelConfig], context: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Decode speed in one process, all variants interleaved on one thread; peak memory in a process for each."""
     say(f"measuring decode speed at {context:,} tokens of context, one thread, all variants in turn")
     with worker_pool(1, fresh=True) as pool:
@@ -182,8 +180,6 @@ def hardware() -> str:
     """This machine in words."""
     environment = describe_environment()
     return f"{environment['cpu']}, {environment['cores']} cores"
-
-
 
 
 def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:

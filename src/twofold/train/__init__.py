@@ -7,7 +7,7 @@ evaluation and the format of the saved model come in as functions, so that this 
 from twofold.train.checkpoint import load_checkpoint, save_checkpoint
 from twofold.train.loop import Task, TrainingError, train
 from twofold.train.schedule import learning_rate, make_optimizer
-from twofold.train.text import next_token_loss, text_task
+from twofold.train.text import text_task
 
 __all__ = [
     "Task",
@@ -15,7 +15,6 @@ __all__ = [
     "learning_rate",
     "load_checkpoint",
     "make_optimizer",
-    "next_token_loss",
     "save_checkpoint",
     "text_task",
     "train",

@@ -14,7 +14,9 @@ from twofold.spec import RunFolderError
 _TENSORS, _STATE = "state.safetensors", "state.json"
 
 
-def save_checkpoint(directory: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def save_checkpoint(
+    directory: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
     """Writes weights, optimiser moments, random state and the loop's own state.
 
     Args:

@@ -132,7 +132,7 @@ class _Loop(Generic[Batch]):
             num_targets += targets
         if not math.isfinite(loss_sum):
             raise TrainingError(
-                f"the loss is {loss_sum} at step {step + 1}; lower train.learning_rate, or resume from the last checkpoint"
+                f"the loss is {loss_sum} at step {step + 1}; start again with a lower train.learning_rate"
             )
         for parameter in module.parameters():
             if parameter.grad is not None:

@@ -1,0 +1,7 @@
+"""`python -m twofold`."""
+
+import sys
+
+from twofold.cli import main
+
+sys.exit(main())

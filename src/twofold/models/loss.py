@@ -1,0 +1,33 @@
+"""The loss of a language model."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor, nn
+
+IGNORED_LABEL = -100  # torch's own choice for positions without a target
+
+
+def next_token_loss(
+    module: nn.Module,
+    *,
+    input_ids: Int[Tensor, "B T"],
+    labels: Int[Tensor, "B T"],
+    positions: Int[Tensor, "B T"],
+    document_ids: Int[Tensor, "B T"],
+) -> tuple[Tensor, int]:
+    """Sum of cross-entropies in nats over real targets, and their number. It is computed in float32 or wider.
+
+    Args:
+        module: A `LanguageModel`, or a wrapper around one.
+        input_ids: Tokens.
+        labels: The next token at each position, -100 where there is none.
+        positions: Positions within the documents.
+        document_ids: The document of each token; no token sees another document.
+    """
+    device = next(module.parameters()).device
+    labels = labels.to(device)
+    logits = module(input_ids.to(device), positions=positions.to(device), documents=document_ids.to(device))
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    loss = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss, int((labels != IGNORED_LABEL).sum())
