@@ -10,13 +10,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from twofold.hf.cache import TwofoldCacheLayer, adopt_cache, cache_sizes
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.folders import load_model, save_model, to_hf, to_plain, wrap_tokenizer
-from twofold.hf.modeling import TwofoldForCausalLM, TwofoldModel, TwofoldPreTrainedModel
+from twofold.hf.modeling import CACHE_NAME, TwofoldForCausalLM, TwofoldModel, TwofoldPreTrainedModel
 
 AutoConfig.register(TwofoldConfig.model_type, TwofoldConfig, exist_ok=True)
 AutoModel.register(TwofoldConfig, TwofoldModel, exist_ok=True)
 AutoModelForCausalLM.register(TwofoldConfig, TwofoldForCausalLM, exist_ok=True)
 
 __all__ = [
+    "CACHE_NAME",
     "TwofoldCacheLayer",
     "TwofoldConfig",
     "TwofoldForCausalLM",

@@ -99,10 +99,16 @@ def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBas
     except (SafetensorError, OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
         raise RunFolderError(f"the weights in {folder} cannot be read: {_one_line(error)}") from error
     _check_complete(folder, report)
-    tokenizer = None
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model.eval(), tokenizer
+    return model.eval(), _load_tokenizer(folder)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise RunFolderError(f"the tokenizer in {folder} cannot be read: {_one_line(error)}") from error
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from twofold.hf.inputs import read_attention_mask, read_documents
 from twofold.models import Decoder, initialize
 from twofold.spec import ConfigError, ModelConfig, TwofoldError
 
-# Transformers renames `past_key_values` to `cache` (5.24); generate passes and expects one name, that of its version.
 CACHE_NAME = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
+"""Transformers' name for the cache, as argument and in outputs: `cache` since 5.24. Our models take either name."""
+
 _LOSS_OPTIONS = ("num_items_in_batch", "ignore_index", "shift_labels")
 
 
@@ -56,6 +57,15 @@ class TwofoldPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
         initialize(module, self.config.spec)
+
+    def _initialize_weights(self, module: nn.Module, *_: Any) -> None:
+        """Initialises a module as if it were Transformers' own.
+
+        In other people's models it skips modules without parameters of their own, such as our attention, whose output
+        matrix starts smaller. It does so for fear of overwriting loaded weights; `initialize` goes through
+        torch.nn.init, which Transformers guards against that.
+        """
+        super()._initialize_weights(module)
 
 
 class TwofoldModel(TwofoldPreTrainedModel):  # type: ignore[no-untyped-call]

@@ -1,0 +1,157 @@
+"""Every way to generate gives what it gives without a cache."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache, TextStreamer, set_seed
+
+from tests.hf.small import VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
+from twofold.cache import CacheError
+from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_sizes, wrap_tokenizer
+from twofold.spec import ConfigError
+
+NEW = 14
+MODES = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "top_k": 20, "temperature": 1.5},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+    "beam": {"num_beams": 3},
+    "beam-several": {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5},
+    "chunked-prefill": {"prefill_chunk_size": 3},
+}
+
+
+def prompts(batch=2, length=6):
+    torch.manual_seed(3)
+    return torch.randint(1, VOCABULARY, (batch, length))
+
+
+def generate(model, tokens, **options):
+    """Tokens and logits of a run, with a seed, and nothing left to chance."""
+    set_seed(5)
+    output = model.generate(
+        tokens,
+        **{
+            "max_new_tokens": NEW,
+            "min_new_tokens": NEW,
+            "pad_token_id": 0,
+            "do_sample": False,
+            "output_logits": True,
+            "return_dict_in_generate": True,
+            **options,
+        },
+    )
+    return output.sequences, torch.stack(output.logits), output
+
+
+def assert_same(first, second):
+    assert torch.equal(first[0], second[0])
+    torch.testing.assert_close(first[1], second[1], atol=1e-5, rtol=1e-5)  # generate rounds logits to float32
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_no_cache(variant, mode):
+    model, tokens = make_model(variant), prompts()
+    cached = generate(model, tokens, **MODES[mode])
+    without = {name: value for name, value in MODES[mode].items() if name != "prefill_chunk_size"}
+    assert_same(cached, generate(model, tokens, use_cache=False, **without))
+    assert all(isinstance(layer, TwofoldCacheLayer) for layer in cached[2][CACHE_NAME].layers)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "several", "beam", "chunked-prefill"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_static_equals_dynamic(variant, mode):
+    model, tokens = make_model(variant), prompts()
+    static = generate(model, tokens, cache_implementation="static", **MODES[mode])
+    assert_same(static, generate(model, tokens, **MODES[mode]))
+    assert static[2][CACHE_NAME].get_max_length() >= 6 + NEW - 1
+
+
+@pytest.mark.parametrize("mode", ["greedy", "beam"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_left_padded_batch_equals_single_runs(variant, mode):
+    model, tokens = make_model(variant), prompts(3, 8)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    mask[1, :2] = 0
+    tokens[mask == 0] = 0
+    batch = generate(model, tokens, attention_mask=mask, **MODES[mode])
+    assert_same(batch, generate(model, tokens, attention_mask=mask, use_cache=False, **MODES[mode]))
+    for row in range(3):
+        alone, _, _ = generate(model, tokens[row : row + 1, mask[row] == 1], **MODES[mode])
+        assert torch.equal(batch[0][row, -NEW:], alone[0, -NEW:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_caches_of_the_user_and_going_on(variant):
+    model, tokens = make_model(variant), prompts()
+    expected, _, _ = generate(model, tokens)
+    config = make_config(variant)
+    for cache in (DynamicCache(), DynamicCache(config=config), StaticCache(config=config, max_cache_len=40)):
+        first, _, _ = generate(model, tokens, **{CACHE_NAME: cache}, max_new_tokens=6, min_new_tokens=6)
+        assert cache.get_seq_length() == 6 + 6 - 1
+        second, _, _ = generate(model, first, **{CACHE_NAME: cache}, max_new_tokens=8, min_new_tokens=8)
+        assert torch.equal(second, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_assisted_decoding_equals_greedy(variant):
+    model, tokens = make_model(variant), prompts(1)
+    expected, _, _ = generate(model, tokens)
+    unlike = make_model(variant, seed=1)
+    like = copy.deepcopy(model)
+    with torch.no_grad():
+        like.lm_head.weight.add_(torch.randn_like(like.lm_head.weight) * 0.05)
+    for options in (
+        {"assistant_model": unlike},
+        {"assistant_model": like},
+        {"assistant_model": copy.deepcopy(model)},
+        {"prompt_lookup_num_tokens": 3},
+    ):
+        got = model.generate(tokens, max_new_tokens=NEW, pad_token_id=0, do_sample=False, **options)
+        assert torch.equal(got, expected), options
+
+
+def test_prefill_computes_one_row_of_logits():
+    model, tokens = make_model(), prompts()
+    rows = []
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    generate(model, tokens, max_new_tokens=3, min_new_tokens=3)
+    assert rows == [1, 1, 1]
+
+
+def test_embeddings_as_prompt():
+    model, tokens = make_model(), prompts()
+    embeddings = model.get_input_embeddings()(tokens)
+    got = model.generate(inputs_embeds=embeddings, max_new_tokens=NEW, pad_token_id=0, do_sample=False)
+    assert torch.equal(got, generate(model, tokens)[0][:, -NEW:])
+
+
+def test_streaming(capsys):
+    tokenizer = wrap_tokenizer(make_tokenizer(), 96)
+    model = make_model()
+    prompt = tokenizer("the cat", return_tensors="pt")
+    expected = model.generate(**prompt, max_new_tokens=NEW, do_sample=False)
+    model.generate(**prompt, max_new_tokens=NEW, do_sample=False, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out.strip() == tokenizer.decode(expected[0, -NEW:]).strip()
+
+
+def test_beyond_the_learned_positions():
+    model, tokens = make_model("qkv"), prompts()
+    with pytest.raises(ConfigError, match="lies beyond the 96 learned positions") as caught:
+        model.generate(tokens, max_new_tokens=200, pad_token_id=0, eos_token_id=None)
+    assert "\n" not in str(caught.value)
+
+
+def test_quantized_cache_is_refused():
+    with pytest.raises((CacheError, ImportError)):
+        make_model().generate(prompts(), max_new_tokens=3, cache_implementation="quantized")
+
+
+def test_sliding_cache_stays_small():
+    """The window bounds what the tokens need, however long the text."""
+    model = make_model("window")
+    _, _, output = generate(model, prompts(1), max_new_tokens=40, min_new_tokens=40)
+    assert cache_sizes(output[CACHE_NAME])[0] == 2 * 4 * 4 * 8 * 8  # layers, window, heads, head dim, bytes
