@@ -1,6 +1,7 @@
 """The state of an interrupted run, in safetensors and JSON; no pickle."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,34 @@ def save_checkpoint(
     (directory / _STATE).write_text(json.dumps(state), encoding="utf-8")
 
 
-def load_checkpoint(directory: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_checkpoint(
+    directory: Path, module: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str] = ()
+) -> dict[str, Any]:
     """Restores what `save_checkpoint` wrote and returns the loop's state.
+
+    Args:
+        directory: The checkpoint.
+        module: The model that it is read into.
+        optimizer: Its optimiser.
+        names: What the loop's state must hold.
 
     Raises:
         RunFolderError: for a checkpoint that is damaged or of another model.
     """
     try:
         tensors = load_file(directory / _TENSORS)
-        state: dict[str, Any] = json.loads((directory / _STATE).read_text(encoding="utf-8"))
+        state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not state.keys() >= set(names):
+            raise ValueError(f"{_STATE} must hold {', '.join(names)}")
+        random = tensors["random.cpu"]
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])
-                optimizer.state[parameter] = _moments(tensors, name, parameter)
+                if parameter.requires_grad:
+                    optimizer.state[parameter] = _moments(tensors, name, parameter)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise RunFolderError(f"{directory} is no checkpoint of this run: {error}; remove it to start again") from None
-    torch.set_rng_state(tensors["random.cpu"])
+    torch.set_rng_state(random)
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
     return state

@@ -96,8 +96,8 @@ class _Loop(Generic[Batch]):
     def run(self) -> dict[str, float]:
         module = self.task.module.to(self.accelerator.device)
         if self.folder.checkpoint_path is not None:
-            self.state = load_checkpoint(self.folder.checkpoint_path, module, self.optimizer)
-            self.folder.truncate_metrics(self.state["step"])
+            self.state = load_checkpoint(self.folder.checkpoint_path, module, self.optimizer, self.state.keys())
+        self.folder.truncate_metrics(self.state["step"])
         wrapped, self.optimizer = self.accelerator.prepare(module, self.optimizer)
         wrapped.train()
         while self.state["step"] < self.config.steps:
@@ -114,7 +114,7 @@ class _Loop(Generic[Batch]):
             self._validate(module)
         with self.folder.replacing_directory("model") as directory:
             self.task.save_model(module, directory)
-        return {"targets": self.state["targets"], "seconds": self.state["seconds"], **self.validation}
+        return {"targets": float(self.state["targets"]), "seconds": self.state["seconds"], **self.validation}
 
     def _step(self, module: nn.Module) -> None:
         started = time.perf_counter()
