@@ -18,6 +18,7 @@ VARIANTS = {
     "decoupled": {"sharing": "tied-kv", "positions": "rope", "rope_mode": "decoupled", "qk_rope_head_dim": 4},
     "tied-qkv": {"sharing": "tied-qkv", "positions": "sinusoidal"},
     "window": {"sharing": "tied-kv", "positions": "rope", "sliding_window": 4},
+    "normed": {"sharing": "tied-kv", "positions": "rope", "qk_norm": True, "query_depth": 2},
     "mixed": {
         "sharing": ["qkv", "tied-kv", "tied-qkv"],
         "positions": "rope",

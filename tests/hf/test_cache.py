@@ -141,8 +141,19 @@ def test_sliding_layers_keep_what_may_be_taken_back():
     recording.crop(-8)
     assert recording.keys.flatten().tolist() == [0, 1, 2, 3]
     assert recording.get_seq_length() == 4
+    append(recording, 4, 12)
+    assert recording.keys.shape[2] == 12
+    assert recording.nbytes_used == 3 * 4  # what the window needs, whatever is kept besides
+    recording.crop(-1)
+    assert recording.keys.flatten().tolist() == [9, 10]  # the next token sees no other
+    assert recording.get_seq_length() == 11
+    append(recording, 11, 14)
+    recording.crop(-3)
+    assert recording.keys.flatten().tolist() == [9, 10]
+    recording.crop(0)
+    recording.reset()
     recording.record_past = False
-    append(recording, 4, 9)
+    append(recording, 0, 9)
     assert recording.get_mask_sizes(1) == (3, 7)
 
 

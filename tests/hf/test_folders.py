@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, pipeline
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, pipeline
 
 from tests.hf.small import VARIANTS, make_model, make_plain, make_tokenizer
 from twofold.hf import TwofoldForCausalLM, load_model, save_model
@@ -49,6 +49,8 @@ def test_round_trip(variant, tied, tmp_path):
         for model in (loaded, AutoModelForCausalLM.from_pretrained(tmp_path)):
             assert torch.equal(model(ids).logits, plain(ids))
             assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+        base = AutoModel.from_pretrained(tmp_path)
+        assert torch.equal(base(ids).last_hidden_state, plain.decoder(ids))
 
 
 def test_dtype_is_kept(tmp_path):

@@ -1,15 +1,16 @@
 """Every way to generate gives what it gives without a cache."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache, TextStreamer, set_seed
 
 from tests.hf.small import VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
-from twofold.cache import CacheError
+from twofold.cache import CacheError, LayerCache
 from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_sizes, wrap_tokenizer
-from twofold.spec import ConfigError
+from twofold.spec import ConfigError, TwofoldError
 
 NEW = 14
 MODES = {
@@ -97,7 +98,9 @@ def test_caches_of_the_user_and_going_on(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_assisted_decoding_equals_greedy(variant):
+def test_assisted_decoding_equals_greedy(variant, monkeypatch):
+    """With caches that would soon let go of what slides out, were nothing taken back."""
+    monkeypatch.setattr("twofold.hf.cache.LayerCache", functools.partial(LayerCache, block=2))
     model, tokens = make_model(variant), prompts(1)
     expected, _, _ = generate(model, tokens)
     unlike = make_model(variant, seed=1)
@@ -148,6 +151,11 @@ def test_beyond_the_learned_positions():
 def test_quantized_cache_is_refused():
     with pytest.raises((CacheError, ImportError)):
         make_model().generate(prompts(), max_new_tokens=3, cache_implementation="quantized")
+
+
+def test_continuous_batching_is_refused():
+    with pytest.raises(TwofoldError, match="use generate"):
+        make_model().generate_batch(prompts().tolist())
 
 
 def test_sliding_cache_stays_small():

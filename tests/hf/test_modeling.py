@@ -80,9 +80,10 @@ def test_positions_that_start_anew_are_documents():
     """As packed training batches say it: positions, and no mask."""
     model, ids = make_model("window"), tokens(1, 9)
     with torch.no_grad():
-        packed = model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]])).logits
+        packed = model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]]))
         alone = [model(part).logits for part in ids.split((4, 3, 2), dim=1)]
-    torch.testing.assert_close(packed, torch.cat(alone, dim=1))
+    torch.testing.assert_close(packed.logits, torch.cat(alone, dim=1))
+    assert packed.get(CACHE_NAME) is None  # a later token could not tell the documents apart
 
 
 @pytest.mark.parametrize(

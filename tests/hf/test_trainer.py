@@ -59,6 +59,7 @@ def test_trains_and_resumes(variant, tmp_path):
     half, _ = make_trainer(tmp_path / "half", variant, 2)
     half.train()
     assert half.evaluate()["eval_loss"] > 0
+    assert half.predict(half.eval_dataset).predictions.shape == (2, 12, VOCABULARY)  # logits, and no cache
     rest, rest_losses = make_trainer(tmp_path / "half", variant, 4)
     rest.train(resume_from_checkpoint=True)
     assert rest_losses.by_step == {step: losses.by_step[step] for step in (3, 4)}

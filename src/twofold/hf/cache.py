@@ -1,5 +1,7 @@
 """Transformers' caches with our layers in them: one tensor a token where K = V."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,7 +72,7 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def record_past(self) -> bool:
-        """True while a sliding layer keeps everything, so that candidate tokens can be taken back."""
+        """True while a sliding layer keeps what is appended until `crop`, so that candidates can be taken back."""
         return self.window is not None and self.layer_cache.window is None
 
     @record_past.setter
@@ -78,8 +80,14 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.layer_cache.window = None if record else self.window
 
     def activate_past_recording(self) -> None:
-        """Keeps everything from now on: an assistant may take back more tokens than a sliding layer would hold."""
+        """Keeps what is appended until `crop`: an assistant may take back more tokens than a sliding layer holds."""
         self.record_past = True
+
+    @property
+    def nbytes_used(self) -> int:
+        """Bytes that the visible tokens need; what is kept for taking back is not among them."""
+        with self._sliding():
+            return self.layer_cache.nbytes_used
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the first append takes the memory."""
@@ -102,13 +110,17 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return held + query_length, self.layer_cache.num_tokens - held
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the latest `-tokens_to_remove` tokens; Transformers 5 counts them with a negative number."""
+        """Forgets the latest `-tokens_to_remove` tokens; Transformers 5 counts them with a negative number.
+
+        A recording layer then lets go of what no later token sees: Transformers never takes back tokens twice.
+        """
         if tokens_to_remove > 0:
             raise CacheError(f"crop takes the number of tokens to remove as a negative number; got {tokens_to_remove}")
         recording = self.record_past
-        self.record_past = False  # what must remain is what the window sees
-        self.layer_cache.crop(self.layer_cache.num_tokens + tokens_to_remove)
-        self.record_past = recording
+        with self._sliding():
+            self.layer_cache.crop(self.layer_cache.num_tokens + tokens_to_remove)
+            if recording:
+                self._forget_unseen()
 
     def reset(self) -> None:
         """Forgets every token."""
@@ -137,6 +149,27 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Moves offloaded tokens back to their device."""
         if self._device is not None:
             self.layer_cache.to(self._device)
+
+    @contextmanager
+    def _sliding(self) -> Iterator[None]:
+        """Lets a recording layer judge by its window for a while: what must stay, and what counts as used."""
+        recording = self.record_past
+        self.record_past = False
+        try:
+            yield
+        finally:
+            self.record_past = recording
+
+    def _forget_unseen(self) -> None:
+        """Keeps the tokens that the next one sees, once there are many others: each time moves the window once."""
+        old = self.layer_cache
+        kept = old.num_held
+        stored = old.tensors
+        if not stored or stored[0].shape[2] - kept <= old.block:
+            return
+        self.layer_cache = type(old)(window=old.window, capacity=old.capacity, block=old.block)
+        self.layer_cache.append(*(tensor[:, :, tensor.shape[2] - kept :] for tensor in stored))
+        self.layer_cache.num_tokens = old.num_tokens
 
 
 class OffloadedLayerCache(LayerCache):
@@ -188,7 +221,7 @@ def cache_sizes(cache: Cache) -> tuple[int, int]:
     if layers is None:
         raise CacheError(f"only a cache that a twofold model has filled can be measured; got {cache!r}")
     return (
-        sum(layer.layer_cache.nbytes_used for layer in layers),
+        sum(layer.nbytes_used for layer in layers),
         sum(layer.layer_cache.nbytes_allocated for layer in layers),
     )
 

@@ -41,6 +41,8 @@ class TwofoldConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """
 
     model_type: ClassVar[str] = "twofold"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
+    """Outputs that the Trainer does not gather as predictions."""
 
     use_cache: bool = True
     """Return a key/value cache from forward, outside training, where the caller does not say."""

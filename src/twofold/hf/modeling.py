@@ -106,9 +106,9 @@ class TwofoldModel(TwofoldPreTrainedModel):  # type: ignore[no-untyped-call]
             input_ids: New tokens.
             attention_mask: 1 for real tokens and 0 for padding, (B, S) over the cached and the new tokens; or a mask
                 (B or 1, H or 1, T, S) that replaces causality and windows, boolean (True = sees) or additive.
-            position_ids: Positions of the new tokens. Default: counted over the real tokens. Without a mask and a
-                cache, a position that does not follow the one before it begins another document, which sees nothing
-                of the earlier ones.
+            position_ids: Positions of the new tokens. Default: counted over the real tokens. Where neither a mask nor
+                a cache is given, a position that does not follow the one before it begins another document, which
+                sees nothing of the earlier ones, and no cache is made.
             past_key_values: The cache, under the name that Transformers used until 5.23.
             inputs_embeds: Embeddings in place of `input_ids`.
             use_cache: Make a cache if none is given. Default: `config.use_cache`, and never while training.
@@ -129,19 +129,18 @@ class TwofoldModel(TwofoldPreTrainedModel):  # type: ignore[no-untyped-call]
         if inputs is None:
             raise TwofoldError("give input_ids or inputs_embeds")
         cache = _the_one("past_key_values", past_key_values, "cache", cache)
-        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
-        if cache is None and use_cache:
-            cache = DynamicCache()
-        storage = None if cache is None else adopt_cache(cache, self.config.spec)
-
-        num_past = 0 if storage is None else storage[0].num_tokens
         embedded = self.decoder.embed_tokens(inputs) if inputs is input_ids else inputs
-        padding, custom_mask = read_attention_mask(attention_mask, embedded, num_past)
         documents = None
         if position_ids is not None:
             position_ids = position_ids.expand(embedded.shape[0], -1)  # (B, T)
-            if attention_mask is None and num_past == 0:
+            if attention_mask is None and cache is None:
                 documents = read_documents(position_ids)
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if cache is None and use_cache and documents is None:  # what follows packed documents could not tell them apart
+            cache = DynamicCache()
+        storage = None if cache is None else adopt_cache(cache, self.config.spec)
+        num_past = 0 if storage is None else storage[0].num_tokens
+        padding, custom_mask = read_attention_mask(attention_mask, embedded, num_past)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         with _Recorder(self.decoder, bool(output_hidden_states)) as recorder:
@@ -263,6 +262,10 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):  # type: igno
             adopt_cache(cache, self.config.spec)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Refuses: paged caches hold keys and values of Transformers' own attention."""
+        raise TwofoldError("continuous batching (generate_batch) works with paged caches only; use generate")
 
     def _get_static_cache_init_shape(self) -> None:
         """None: our layers take their memory themselves, in shapes that Transformers does not know."""
