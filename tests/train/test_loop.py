@@ -131,6 +131,16 @@ def test_validation_sees_evaluation_mode_and_no_gradients(tmp_path):
     assert trained == [True] * 4
 
 
+def test_weights_that_are_no_numbers_are_found_by_the_validation(tmp_path):
+    task = replace(make_task(), evaluate=lambda _: {"validation_loss": math.nan})
+    with pytest.raises(TrainingError, match="the validation loss is nan at step 3"):
+        run(tmp_path, task, steps=3)
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.metrics()[-1] == {"step": 3, "validation_loss": None}
+    assert folder.error()["type"] == "TrainingError"
+    assert not folder.model_path.exists()
+
+
 @pytest.mark.parametrize(("spoil", "shown"), [(math.nan, "nan"), (math.inf, "inf")])
 def test_a_loss_that_is_no_number_ends_the_run_and_is_recorded(spoil, shown, tmp_path):
     with pytest.raises(TrainingError, match=f"loss is {shown} at step 4; .*lower train.learning_rate"):

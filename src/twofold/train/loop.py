@@ -64,7 +64,7 @@ def train(
         `targets`, the number of targets trained on, `seconds`, the time spent in steps, and the last validation.
 
     Raises:
-        TrainingError: when the loss is no longer a number.
+        TrainingError: when the loss or a figure of the validation is no longer a number.
     """
     try:
         return _Loop(task, config, folder, accelerator or Accelerator(), report).run()
@@ -130,10 +130,7 @@ class _Loop(Generic[Batch]):
             self.accelerator.backward(loss)
             loss_sum += loss.item()
             num_targets += targets
-        if not math.isfinite(loss_sum):
-            raise TrainingError(
-                f"the loss is {loss_sum} at step {step + 1}; start again with a lower train.learning_rate"
-            )
+        _check_finite("loss", loss_sum, step + 1)
         for parameter in module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(max(1, num_targets))  # every target of the batch weighs the same
@@ -159,6 +156,8 @@ class _Loop(Generic[Batch]):
             self.validation = self.task.evaluate(module)
         module.train()
         self._write({"step": self.state["step"], **self.validation})
+        for name, value in self.validation.items():
+            _check_finite(name.replace("_", " "), value, self.state["step"])
 
     def _log_window(self) -> None:
         window = self.state["window"]
@@ -179,3 +178,8 @@ class _Loop(Generic[Batch]):
             self.folder.append_metrics(row)
             if self.report is not None:
                 self.report(row)
+
+
+def _check_finite(name: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise TrainingError(f"the {name} is {value} at step {step}; start again with a lower train.learning_rate")
