@@ -22,17 +22,16 @@ def generate(
     device: DeviceOption = None,
 ) -> None:
     """Continue a prompt, streaming the text; speed and cache size follow on standard error."""
-    import torch
-
     from twofold.eval import sample_text
     from twofold.hf import load_model
     from twofold.study import model_folder
+    from twofold.train import resolve_device
 
+    target = resolve_device(device)
     loaded, tokenizer = load_model(model_folder(model))
     if tokenizer is None:
         raise ConfigError(f"{model} has no tokenizer, so it cannot read a prompt")
-    if device is not None:
-        loaded.to(torch.device(device))  # type: ignore[arg-type]
+    loaded.to(target)  # type: ignore[arg-type]
     num_prompt = len(tokenizer(prompt)["input_ids"])
     if num_prompt == 0:
         raise ConfigError("the prompt is empty; give some text with --prompt")

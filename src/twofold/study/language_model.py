@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from twofold.cost import cache_bytes
@@ -17,8 +16,8 @@ from twofold.eval import Perplexity, measure_perplexity, sample_text
 from twofold.hf import load_model, save_model, to_plain
 from twofold.models import LanguageModel
 from twofold.records import RunFolder
-from twofold.spec import ConfigError, DataConfig, RunConfig
-from twofold.train import text_task, train
+from twofold.spec import ConfigError, DataConfig, DataError, RunConfig
+from twofold.train import make_accelerator, resolve_device, text_task, train
 
 SAMPLE_PROMPT = "The history of"
 _PROBE_TOKENS = 64
@@ -43,14 +42,17 @@ def train_language_model(
     Args:
         config: The run.
         output: Its run folder.
-        device: `cpu`, or None for the best device of this machine.
+        device: `cuda`, `mps` or `cpu`; None for the best device of this machine.
         report: Called with every row of metrics.
 
     Raises:
-        ConfigError: where the tokenizer does not fit the model.
+        ConfigError: for a model that is not causal, a tokenizer that does not fit it, or a device that is not there.
         DataError: for text that cannot be used.
         RunFolderError: where the folder holds something else.
     """
+    if not config.model.causal:
+        raise ConfigError("a language model predicts the next token, which a model with causal: false has seen")
+    accelerator = make_accelerator(resolve_device(device))
     text = prepare_text(config.data, text_cache_folder())
     if text.vocab_size > config.model.vocab_size:
         raise ConfigError(
@@ -59,7 +61,6 @@ def train_language_model(
         )
     training = PackedSequences(text.train, config.data.sequence_length)
     validation = PackedSequences(text.validation, config.data.sequence_length, keep_partial=True)
-    accelerator = Accelerator(cpu=device == "cpu")
     folder = RunFolder.create(output, config, text.data_sha256, device=_device_name(accelerator.device))
     if folder.is_finished:
         return folder.result()
@@ -105,23 +106,31 @@ def evaluate_language_model(
         model: A run folder, or a model folder.
         source: A text as in `DataConfig.source`. Default: the run's own, or the embedded one outside a run folder.
         batch_size: Sequences in one forward pass.
-        device: A torch device; None for the CPU.
+        device: `cuda`, `mps` or `cpu`; None for the best device of this machine.
+
+    Raises:
+        ConfigError: for a model without a tokenizer, or a device that is not there.
+        DataError: for text that cannot be used, or that has changed since the run.
+        RunFolderError: where there is no model.
     """
+    target = resolve_device(device)
     folder = model_folder(model)
     loaded, tokenizer = load_model(folder)
     if tokenizer is None:
         raise ConfigError(f"{folder} has no tokenizer, so it cannot read text")
     spec = loaded.config.spec
-    run = next((path for path in (model, model.parent) if (path / "run.json").exists()), None)
-    if run is not None:
-        data = RunFolder.open(run).config.data
-    else:
-        data = DataConfig(sequence_length=min(spec.max_position_embeddings, 1_024))
+    path = next((path for path in (model, model.parent) if (path / "run.json").exists()), None)
+    run = None if path is None else RunFolder.open(path)
+    data = DataConfig(sequence_length=min(spec.max_position_embeddings, 1_024)) if run is None else run.config.data
     if source is not None or run is None:
         data = replace(data, source=source or data.source, tokenizer=str(folder))
     text = prepare_text(data, text_cache_folder())
+    if source is None and run is not None and text.data_sha256 != run.data_sha256:
+        raise DataError(
+            f"the text {data.source} is no longer what {run.path} was trained on; name a text with --source"
+        )
     validation = PackedSequences(text.validation, data.sequence_length, keep_partial=True)
-    return measure_perplexity(to_plain(loaded).to(device or "cpu"), validation, batch_size)
+    return measure_perplexity(to_plain(loaded).to(target), validation, batch_size)
 
 
 def model_folder(path: Path) -> Path:
@@ -133,8 +142,9 @@ def model_folder(path: Path) -> Path:
 def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
     """Bytes that the model's cache really needs for a token, beside the formula's."""
     parameter = next(module.parameters())
-    num_tokens = min(_PROBE_TOKENS, module.config.max_position_embeddings)
-    tokens = torch.from_numpy(text.validation.tokens()[:num_tokens].astype("int64")).to(parameter.device)[None]
+    probe = text.validation.tokens()[: min(_PROBE_TOKENS, module.config.max_position_embeddings)]
+    num_tokens = len(probe)
+    tokens = torch.from_numpy(probe.astype("int64")).to(parameter.device)[None]
     cache = module.decoder.make_cache()
     module.eval()
     module(tokens, cache=cache, num_logits=1)
@@ -151,7 +161,9 @@ def _sample(model_path: Path) -> str:
     model, tokenizer = load_model(model_path)
     assert tokenizer is not None  # saved with the model just now
     budget = model.config.spec.max_position_embeddings - len(tokenizer(SAMPLE_PROMPT)["input_ids"])
-    return sample_text(model, tokenizer, SAMPLE_PROMPT, max_new_tokens=max(1, min(80, budget)))
+    if budget < 1:
+        return ""  # the positions end within the prompt
+    return sample_text(model, tokenizer, SAMPLE_PROMPT, max_new_tokens=min(80, budget))
 
 
 def _device_name(device: torch.device) -> str | None:

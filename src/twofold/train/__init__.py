@@ -5,6 +5,7 @@ evaluation and the format of the saved model come in as functions, so that this 
 """
 
 from twofold.train.checkpoint import load_checkpoint, save_checkpoint
+from twofold.train.device import make_accelerator, resolve_device
 from twofold.train.loop import Task, TrainingError, train
 from twofold.train.schedule import learning_rate, make_optimizer
 from twofold.train.text import text_task
@@ -14,7 +15,9 @@ __all__ = [
     "TrainingError",
     "learning_rate",
     "load_checkpoint",
+    "make_accelerator",
     "make_optimizer",
+    "resolve_device",
     "save_checkpoint",
     "text_task",
     "train",
