@@ -39,7 +39,7 @@ def sample_text(
         options = {"do_sample": True, "temperature": temperature, "top_k": top_k}
     if on_text is not None:
         options["streamer"] = _Streamer(tokenizer, on_text)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # manual_seed seeds them all
         torch.manual_seed(seed)
         tokens = model.generate(
             input_ids=inputs["input_ids"],
