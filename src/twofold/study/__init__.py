@@ -6,9 +6,10 @@ from twofold.study.language_model import (
     text_cache_folder,
     train_language_model,
 )
-from twofold.study.quickstart import quickstart_configs, record_seeds, run_quickstart
+from twofold.study.quickstart import StudyError, quickstart_configs, record_seeds, run_quickstart, train_side_by_side
 
 __all__ = [
+    "StudyError",
     "evaluate_language_model",
     "model_folder",
     "quickstart_configs",
@@ -16,4 +17,5 @@ __all__ = [
     "run_quickstart",
     "text_cache_folder",
     "train_language_model",
+    "train_side_by_side",
 ]

@@ -12,11 +12,14 @@ from twofold.bench import measure_decode, peak_decode_memory
 from twofold.data import prepare_text
 from twofold.records import RunFolder, describe_environment, read_json, write_json_atomic
 from twofold.spec import (
+    ConfigError,
     DataConfig,
+    DataError,
     ModelConfig,
     RunConfig,
     RunFolderError,
     TrainConfig,
+    TwofoldError,
     canonical_json,
     encode,
     preset,
@@ -41,6 +44,10 @@ _VARIANTS = {
     "q-gqa-4": "Q-GQA-4",
     "q-mqa": "Q-MQA",
 }
+
+
+class StudyError(TwofoldError):
+    """Runs of a study that failed."""
 
 
 def quickstart_configs(seed: int = 0) -> dict[str, RunConfig]:
@@ -110,7 +117,11 @@ def train_side_by_side(
 ) -> None:
     """Trains runs in worker processes with one thread each, every run in its folder `output/slug`.
 
-    A failed run does not stop its neighbours; when all have ended, the first failure is raised.
+    A failed run does not stop its neighbours.
+
+    Raises:
+        TwofoldError: when all runs have ended and some have failed: a `StudyError` that names them, or the mistake
+            itself where it is one of the user's.
     """
     with worker_pool(num_workers) as pool:
         runs: dict[Future[Any], str] = {}
@@ -127,8 +138,7 @@ def train_side_by_side(
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    for run in runs:
-        run.result()
+    _raise_failures({slug: error for run, slug in runs.items() if (error := run.exception()) is not None})
 
 
 def measure_in_processes(models: Mapping[str, ModelConfig], context: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -184,6 +194,7 @@ def hardware() -> str:
 
 def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
+        _refuse_foreign(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, record)
         return record
@@ -194,6 +205,27 @@ def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             "choose another --output"
         )
     return found
+
+
+def _refuse_foreign(output: Path) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise RunFolderError(f"{output} is a file; choose another --output")
+    found = sorted(entry.name for entry in output.iterdir() if entry.name != ".quickstart.json.tmp")
+    if found:
+        raise RunFolderError(f"{output} holds files that are no quickstart ({found[0]}, ...); choose another --output")
+
+
+def _raise_failures(errors: Mapping[str, BaseException]) -> None:
+    if not errors:
+        return
+    slug, first = next(iter(errors.items()))
+    if isinstance(first, (ConfigError, DataError, RunFolderError)):
+        raise first
+    reason = str(first) if isinstance(first, TwofoldError) else f"{type(first).__name__}: {first}"
+    others = f" ({', '.join(list(errors)[1:])} failed too)" if len(errors) > 1 else ""
+    raise StudyError(f"{slug} failed: {reason}{others}") from first
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
