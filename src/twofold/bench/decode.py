@@ -11,7 +11,7 @@ import torch
 from twofold.attention import AttentionContext
 from twofold.cache import LayerCache
 from twofold.models import LanguageModel
-from twofold.spec import ModelConfig, TwofoldError
+from twofold.spec import ConfigError, ModelConfig, TwofoldError
 
 _GATE_TOKENS = 24
 _GATE_TOLERANCE = 1e-4
@@ -33,6 +33,8 @@ class DecodeCase:
     """
 
     def __init__(self, config: ModelConfig, context: int, batch_size: int) -> None:
+        if not config.causal:
+            raise ConfigError("a model with causal: false does not generate, so there is no decoding to measure")
         longest = max(config.max_position_embeddings, context + 2 * _STEPS)
         torch.manual_seed(0)
         self.model = LanguageModel(replace(config, max_position_embeddings=longest)).eval()
