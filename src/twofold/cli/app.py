@@ -17,7 +17,7 @@ from twofold.cli.info import info
 from twofold.cli.quickstart import quickstart
 from twofold.cli.report import report
 from twofold.cli.train import train
-from twofold.spec import TwofoldError
+from twofold.spec import ConfigError, DataError, RunFolderError, TwofoldError
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -69,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(given, prog_name="twofold", standalone_mode=False)
     except _UsageError as error:
         return _usage_failed(error)
-    except TwofoldError as error:
+    except (ConfigError, DataError, RunFolderError) as error:
         return _failed(str(error), EXIT_BAD_INPUT, debug)
+    except TwofoldError as error:  # a run that diverged, a measurement whose gate failed
+        return _failed(str(error), EXIT_FAILED, debug)
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of a program; --debug shows all of it
