@@ -3,7 +3,14 @@
 Reads run folders and never trains. Knows no torch.
 """
 
-from twofold.report.page import write_report
+from twofold.report.page import SEED_RECORD, write_report
 from twofold.report.statistics import Interval, paired_difference, perplexity_increase, seed_interval
 
-__all__ = ["Interval", "paired_difference", "perplexity_increase", "seed_interval", "write_report"]
+__all__ = [
+    "SEED_RECORD",
+    "Interval",
+    "paired_difference",
+    "perplexity_increase",
+    "seed_interval",
+    "write_report",
+]

@@ -8,7 +8,8 @@ from twofold.spec.model import ModelConfig
 from twofold.spec.sharing import parse_sharing
 
 # The paper's language models: GPT-2 blocks with biases, exact GELU, learned positions and tied embeddings, which are
-# the defaults of ModelConfig. `gpt-tiny` has the same form; `llama-tiny` has Llama's.
+# the defaults of ModelConfig. `gpt-tiny` has the same form; `llama-tiny` has Llama's. Narrow models start with wider
+# weights: 0.02 suits a width of about a thousand (docs/log.md).
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt-tiny": {
         "vocab_size": 2_048,
@@ -16,6 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
         "max_position_embeddings": 256,
+        "initializer_range": 0.05,
     },
     "llama-tiny": {
         "vocab_size": 2_048,
@@ -30,6 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gated_mlp": True,
         "activation": "silu",
         "normalization": "rmsnorm",
+        "initializer_range": 0.05,
     },
     "gpt-small": {
         "hidden_size": 768,

@@ -30,10 +30,19 @@ from twofold.study.workers import num_cores, worker_pool
 
 SCHEMA = 1
 DECODE_CONTEXT = 16_384
-_DATA = DataConfig(sequence_length=256, tokenizer_vocab_size=2_048)
+_SEQUENCE_LENGTH = 128
+_DATA = DataConfig(sequence_length=_SEQUENCE_LENGTH, tokenizer_vocab_size=2_048)
 _TRAIN = TrainConfig(
-    steps=640, batch_size=4, learning_rate=3e-3, warmup_steps=64, evaluate_every=160, checkpoint_every=160, log_every=16
+    steps=1_200,
+    batch_size=4,
+    learning_rate=3e-3,
+    min_learning_rate_ratio=0.02,
+    warmup_steps=100,
+    evaluate_every=400,
+    checkpoint_every=400,
+    log_every=20,
 )
+_BASE = preset("gpt-tiny", max_position_embeddings=_SEQUENCE_LENGTH)
 _VARIANTS = {
     "qkv": "QKV",
     "tied-qk": "Q=K-V",
@@ -53,8 +62,7 @@ class StudyError(TwofoldError):
 def quickstart_configs(seed: int = 0) -> dict[str, RunConfig]:
     """The runs of the quickstart by slug: the paper's eight variants of one tiny GPT, and one with decoupled rope."""
     models: dict[str, ModelConfig] = {
-        slug: preset("gpt-tiny", **variant_fields(name, preset("gpt-tiny").num_attention_heads))
-        for slug, name in _VARIANTS.items()
+        slug: replace(_BASE, **variant_fields(name, _BASE.num_attention_heads)) for slug, name in _VARIANTS.items()
     }
     models["q-gqa-4-decoupled"] = replace(
         models["q-gqa-4"], positions="rope", rope_mode="decoupled", qk_rope_head_dim=models["q-gqa-4"].head_dim
@@ -100,7 +108,7 @@ def run_quickstart(
     }
     record_path = output / "quickstart.json"
     record = _open_record(record_path, record)
-    say(f"training {len(configs)} models of {preset('gpt-tiny').num_hidden_layers} layers, {_TRAIN.steps} steps each")
+    say(f"training {len(configs)} models of {_BASE.num_hidden_layers} layers, {_TRAIN.steps} steps each")
     train_side_by_side(configs, output, num_workers=num_workers or num_cores(), on_metrics=on_metrics)
     if record["decode"] is None:
         models = {slug: config.model for slug, config in configs.items()}
@@ -182,7 +190,8 @@ def record_seeds(output: Path, seeds: Sequence[int], on_phase: Callable[[str], N
 
 def config_id(data_sha256: str) -> str:
     """Twelve hex digits that name everything the quickstart's figures depend on but the seed."""
-    text = canonical_json({"configs": {s: encode(c) for s, c in quickstart_configs().items()}, "data": data_sha256})
+    configs = {slug: encode(config, skip_defaults=True) for slug, config in quickstart_configs().items()}
+    text = canonical_json({"configs": configs, "data": data_sha256})
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
