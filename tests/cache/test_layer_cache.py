@@ -129,6 +129,18 @@ def test_sliding_cache_refuses_to_go_back_further_than_it_remembers() -> None:
         cache.crop(10)
 
 
+def test_rewind_keeps_what_taking_back_would_show_again() -> None:
+    """However many steps it took, that many tokens can always go back, and the views are those of the window."""
+    cache = LayerCache(window=4, block=2, rewind=10)
+    for step in range(40):
+        (seen,) = cache.append(tokens(1, step))
+        assert torch.equal(seen, tokens(min(step + 1, 4), max(0, step - 3)))
+    cache.crop(30)
+    (seen,) = cache.append(tokens(1, 30))
+    assert torch.equal(seen, tokens(4, 27))
+    assert cache.nbytes_allocated <= (4 + 10 + 2) * BATCH * GROUPS * WIDTH * 4
+
+
 def test_reset_keeps_the_memory() -> None:
     cache = LayerCache()
     cache.append(tokens(300))

@@ -23,18 +23,23 @@ class LayerCache:
     - By default memory grows by `block` tokens at a time. One tensor is moved at a time, so a model's cache needs,
       while it grows, its own size and one tensor of one layer.
     - With `capacity` the memory is taken at once and never moves; more tokens raise `CacheError`.
-    - With `window` only the tokens that a later query can still see are kept, up to `block` more.
+    - With `window` only the tokens that a later query can still see are kept, and up to `block` more; with `rewind`
+      also those that it would see once that many have been taken back.
 
     Args:
         window: Positions that a query sees, itself included; None for all.
         capacity: Number of tokens that a fixed cache can be given; None to grow.
-        block: Tokens by which memory grows, and which a sliding cache keeps beyond its window.
+        block: Tokens by which memory grows.
+        rewind: Tokens that `crop` can always take back from a sliding cache; it may be changed later.
     """
 
-    def __init__(self, *, window: int | None = None, capacity: int | None = None, block: int = 256) -> None:
+    def __init__(
+        self, *, window: int | None = None, capacity: int | None = None, block: int = 256, rewind: int = 0
+    ) -> None:
         self.window = window
         self.capacity = capacity
         self.block = block
+        self.rewind = rewind
         self.num_tokens = 0
         """Tokens appended so far, those that slid out included."""
         self._buffers: list[Tensor] = []
@@ -106,7 +111,7 @@ class LayerCache:
         if remaining < needed:
             raise CacheError(
                 f"a cache with window {self.window} cannot go back {num_dropped} tokens; "
-                f"it keeps {self.block} beyond its window"
+                f"make it with rewind={num_dropped}"
             )
         self._end -= num_dropped
         self.num_tokens = num_tokens
@@ -127,7 +132,7 @@ class LayerCache:
 
     def _make_room(self, num_new: int) -> None:
         """Drops what no later query sees, then moves what is left into memory with room for `num_new` more."""
-        kept = self.num_held
+        kept = min(self._end - self._start, self.num_held + self.rewind)
         first = self._end - kept
         needed = kept + num_new
         if self.capacity is None:

@@ -1,7 +1,5 @@
 """Transformers' caches with our layers in them: one tensor a token where K = V."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +18,9 @@ from twofold.spec import ModelConfig
 
 # Layers that say "grow" or "hold this many" and nothing else, which is all that we take over from them.
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+
+# Assistants propose some twenty tokens at a time and take back those that the model does not confirm.
+_REWIND_TOKENS = 256
 
 
 class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -40,7 +41,6 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(self, layer_cache: LayerCache, num_cached_tensors: int) -> None:
         self.layer_cache = layer_cache
         self.num_cached_tensors = num_cached_tensors
-        self.window = layer_cache.window
         self._device: torch.device | None = None
 
     @property
@@ -61,7 +61,7 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     @property
     def is_sliding(self) -> bool:
         """True for a layer that forgets tokens beyond its window."""
-        return self.window is not None
+        return self.layer_cache.window is not None
 
     @property
     def batch_size(self) -> int:
@@ -72,22 +72,16 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def record_past(self) -> bool:
-        """True while a sliding layer keeps what is appended until `crop`, so that candidates can be taken back."""
-        return self.window is not None and self.layer_cache.window is None
+        """True for a sliding layer that keeps some tokens beyond its window, so that candidates can be taken back."""
+        return self.layer_cache.rewind > 0
 
     @record_past.setter
     def record_past(self, record: bool) -> None:
-        self.layer_cache.window = None if record else self.window
+        self.layer_cache.rewind = _REWIND_TOKENS if record and self.is_sliding else 0
 
     def activate_past_recording(self) -> None:
-        """Keeps what is appended until `crop`: an assistant may take back more tokens than a sliding layer holds."""
+        """Keeps some tokens beyond the window from now on: an assistant takes back candidates."""
         self.record_past = True
-
-    @property
-    def nbytes_used(self) -> int:
-        """Bytes that the visible tokens need; what is kept for taking back is not among them."""
-        with self._sliding():
-            return self.layer_cache.nbytes_used
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the first append takes the memory."""
@@ -110,17 +104,10 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return held + query_length, self.layer_cache.num_tokens - held
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the latest `-tokens_to_remove` tokens; Transformers 5 counts them with a negative number.
-
-        A recording layer then lets go of what no later token sees: Transformers never takes back tokens twice.
-        """
+        """Forgets the latest `-tokens_to_remove` tokens; Transformers 5 counts them with a negative number."""
         if tokens_to_remove > 0:
             raise CacheError(f"crop takes the number of tokens to remove as a negative number; got {tokens_to_remove}")
-        recording = self.record_past
-        with self._sliding():
-            self.layer_cache.crop(self.layer_cache.num_tokens + tokens_to_remove)
-            if recording:
-                self._forget_unseen()
+        self.layer_cache.crop(self.layer_cache.num_tokens + tokens_to_remove)
 
     def reset(self) -> None:
         """Forgets every token."""
@@ -149,27 +136,6 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Moves offloaded tokens back to their device."""
         if self._device is not None:
             self.layer_cache.to(self._device)
-
-    @contextmanager
-    def _sliding(self) -> Iterator[None]:
-        """Lets a recording layer judge by its window for a while: what must stay, and what counts as used."""
-        recording = self.record_past
-        self.record_past = False
-        try:
-            yield
-        finally:
-            self.record_past = recording
-
-    def _forget_unseen(self) -> None:
-        """Keeps the tokens that the next one sees, once there are many others: each time moves the window once."""
-        old = self.layer_cache
-        kept = old.num_held
-        stored = old.tensors
-        if not stored or stored[0].shape[2] - kept <= old.block:
-            return
-        self.layer_cache = type(old)(window=old.window, capacity=old.capacity, block=old.block)
-        self.layer_cache.append(*(tensor[:, :, tensor.shape[2] - kept :] for tensor in stored))
-        self.layer_cache.num_tokens = old.num_tokens
 
 
 class OffloadedLayerCache(LayerCache):
@@ -203,9 +169,9 @@ def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
         )
     if _our_layers(cache) is None:
         _check_can_adopt(cache, spec)
-        layers: list[Any] = [*cache.layers] or [
-            None
-        ] * spec.num_hidden_layers  # a DynamicCache without a config has none yet
+        layers: list[Any] = list(cache.layers)
+        if not layers:  # a DynamicCache without a config has none yet
+            layers = [None] * spec.num_hidden_layers
         cache.layers = [_adopted(layer, spec, index, cache.offloading) for index, layer in enumerate(layers)]
         cache.layer_class_to_replicate = None
     return _storage_for(cache, spec)
@@ -221,7 +187,7 @@ def cache_sizes(cache: Cache) -> tuple[int, int]:
     if layers is None:
         raise CacheError(f"only a cache that a twofold model has filled can be measured; got {cache!r}")
     return (
-        sum(layer.nbytes_used for layer in layers),
+        sum(layer.layer_cache.nbytes_used for layer in layers),
         sum(layer.layer_cache.nbytes_allocated for layer in layers),
     )
 
@@ -262,6 +228,6 @@ def _storage_for(cache: Cache, spec: ModelConfig) -> list[LayerCache]:
         (spec.layer_sliding_window(index), spec.layer_sharing(index).num_cached_tensors)
         for index in range(spec.num_hidden_layers)
     ]
-    if [(layer.window, layer.num_cached_tensors) for layer in layers] != expected:
+    if [(layer.layer_cache.window, layer.num_cached_tensors) for layer in layers] != expected:
         raise CacheError("the cache was filled by a model with other layers; pass a new one")
     return [layer.layer_cache for layer in layers]
