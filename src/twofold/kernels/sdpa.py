@@ -55,7 +55,7 @@ def attend(
     """Softmax attention; k and v may be one tensor, which is then passed once and never copied.
 
     Query head h reads key/value head h // (H / G). For a single query the heads that share keys become rows of one
-    matrix product, which is 1.7 to 24 times faster on CPUs than one product a head (docs/log.md).
+    matrix product, so that each key is read once for all of them.
 
     Args:
         q: Queries.
