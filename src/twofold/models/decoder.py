@@ -40,7 +40,7 @@ class Decoder(nn.Module):
 
         Args:
             inputs: Token ids, or embeddings in their place.
-            positions: Position of each new token. Default: counted over the real tokens, on from the cache.
+            positions: Position of each new token. Default: counted over the real tokens of each document.
             padding: True for real tokens, over the cached and the new ones; None when all are real.
             documents: Document number of each token, cached and new, when documents are packed in one sequence.
             custom_mask: A mask (B or 1, H or 1, T, S) that replaces causality, windows, padding and documents.
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         batch, num_new = embedded.shape[:2]
         num_past = cache[0].num_tokens if cache is not None else 0
         if positions is None:
-            positions = _count_positions(padding, num_past, batch, num_new, embedded.device)
+            positions = _count_positions(padding, documents, num_past, batch, num_new, embedded.device)
         context = AttentionContext(
             positions,
             causal=self.config.causal,
@@ -150,9 +150,14 @@ def _table_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _count_positions(
-    padding: Tensor | None, num_past: int, batch: int, num_new: int, device: torch.device
+    padding: Tensor | None, documents: Tensor | None, num_past: int, batch: int, num_new: int, device: torch.device
 ) -> Int[Tensor, "B T"]:
-    """Positions 0, 1, ... over the real tokens; padding before them has position 0."""
+    """Positions 0, 1, ... over the real tokens of each document; padding before them has position 0."""
     if padding is None:
-        return torch.arange(num_past, num_past + num_new, device=device).expand(batch, -1)
-    return (padding.long().cumsum(dim=-1) - 1).clamp(min=0)[:, num_past : num_past + num_new]
+        count = torch.arange(num_past + num_new, device=device).expand(batch, -1)  # (B, S)
+    else:
+        count = (padding.long().cumsum(dim=-1) - 1).clamp(min=0)  # (B, S)
+    if documents is not None:
+        begins = documents.diff(dim=-1, prepend=documents[:, :1] - 1) != 0  # (B, S)
+        count = count - torch.where(begins, count, 0).cummax(dim=-1).values
+    return count[:, num_past : num_past + num_new]
