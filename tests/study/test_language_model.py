@@ -196,6 +196,23 @@ def test_a_model_with_few_positions_has_an_empty_sample(source, tmp_path):
     assert train(config, tmp_path / "run")["sample"]["continuation"] == ""
 
 
+@pytest.mark.parametrize("place", ["LanguageModel", "measure_cache", "sample_text"])
+def test_a_failure_before_or_after_training_is_recorded_too(place, source, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("no room")
+
+    config = make_run(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"twofold.study.language_model.{place}", fail)
+        with pytest.raises(MemoryError):
+            train(config, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.error()["type"] == "MemoryError"
+    assert not folder.is_finished
+    assert set(train(config, tmp_path / "run")) == RESULT
+    assert folder.error() is None
+
+
 @pytest.fixture
 def trained(source, tmp_path):
     return train(make_run(source), tmp_path / "run"), tmp_path / "run"

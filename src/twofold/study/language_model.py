@@ -1,7 +1,8 @@
 """One language-model run from config to result: data, model, training, validation, cache and a sample."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,36 +65,39 @@ def train_language_model(
     folder = RunFolder.create(output, config, text.data_sha256, device=_device_name(accelerator.device))
     if folder.is_finished:
         return folder.result()
-    torch.manual_seed(config.train.seed)
-    module = LanguageModel(config.model)
+    with _recording_failure(folder):
+        torch.manual_seed(config.train.seed)
+        module = LanguageModel(config.model)
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return {"validation_loss": measure_perplexity(model, validation, config.train.batch_size).loss}
+        validations: list[Perplexity] = []
 
-    def save(model: nn.Module, directory: Path) -> None:
-        assert isinstance(model, LanguageModel)
-        save_model(model, directory, text.tokenizer)
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            validations.append(measure_perplexity(model, validation, config.train.batch_size))
+            return {"validation_loss": validations[-1].loss}
 
-    task = text_task(module, training, config.train, evaluate=evaluate, save_model=save)
-    trained = train(task, config.train, folder, accelerator=accelerator, report=report)
-    perplexity = measure_perplexity(module, validation, config.train.batch_size)
-    folder.write_result(
-        {
-            "run_id": folder.run_id,
-            "label": config.model.label,
-            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "parameters": sum(parameter.numel() for parameter in module.parameters()),
-            "validation": perplexity.to_dict(),
-            "training": {
-                "steps": config.train.steps,
-                "tokens": int(trained["targets"]),
-                "seconds": trained["seconds"],
-                "tokens_per_second": trained["targets"] / max(trained["seconds"], 1e-9),
-            },
-            "cache": measure_cache(module, text),
-            "sample": {"prompt": SAMPLE_PROMPT, "continuation": _sample(folder.model_path)},
-        }
-    )
+        def save(model: nn.Module, directory: Path) -> None:
+            assert isinstance(model, LanguageModel)
+            save_model(model, directory, text.tokenizer)
+
+        task = text_task(module, training, config.train, evaluate=evaluate, save_model=save)
+        trained = train(task, config.train, folder, accelerator=accelerator, report=report)
+        folder.write_result(
+            {
+                "run_id": folder.run_id,
+                "label": config.model.label,
+                "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "parameters": sum(parameter.numel() for parameter in module.parameters()),
+                "validation": validations[-1].to_dict(),
+                "training": {
+                    "steps": config.train.steps,
+                    "tokens": int(trained["targets"]),
+                    "seconds": trained["seconds"],
+                    "tokens_per_second": trained["targets"] / max(trained["seconds"], 1e-9),
+                },
+                "cache": measure_cache(module, text),
+                "sample": {"prompt": SAMPLE_PROMPT, "continuation": _sample(folder.model_path)},
+            }
+        )
     return folder.result()
 
 
@@ -155,6 +159,15 @@ def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
         "bytes_per_token": formula.total // num_tokens,
         "bytes_per_token_measured": sum(layer.nbytes_used for layer in cache) / num_tokens,
     }
+
+
+@contextlib.contextmanager
+def _recording_failure(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        folder.write_error(error)
+        raise
 
 
 def _sample(model_path: Path) -> str:
