@@ -95,6 +95,9 @@ def run_quickstart(
     """
     say = on_phase or (lambda _: None)
     configs = quickstart_configs(seed)
+    record_path = output / "quickstart.json"
+    if not record_path.exists():
+        _refuse_foreign(output)
     say("preparing the text: 104 Wikipedia articles, 2,048 byte pairs")
     text = prepare_text(_DATA, text_cache_folder())
     record = {
@@ -106,7 +109,6 @@ def run_quickstart(
         "hardware": hardware(),
         "decode": None,
     }
-    record_path = output / "quickstart.json"
     record = _open_record(record_path, record)
     say(f"training {len(configs)} models of {_BASE.num_hidden_layers} layers, {_TRAIN.steps} steps each")
     train_side_by_side(configs, output, num_workers=num_workers or num_cores(), on_metrics=on_metrics)
@@ -203,7 +205,6 @@ def hardware() -> str:
 
 def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
-        _refuse_foreign(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, record)
         return record
