@@ -32,7 +32,7 @@ def generate(
     if tokenizer is None:
         raise ConfigError(f"{model} has no tokenizer, so it cannot read a prompt")
     loaded.to(target)  # type: ignore[arg-type]
-    num_prompt = len(tokenizer(prompt)["input_ids"])
+    num_prompt = len(tokenizer(prompt, verbose=False)["input_ids"])
     if num_prompt == 0:
         raise ConfigError("the prompt is empty; give some text with --prompt")
     spec = loaded.config.spec
@@ -58,5 +58,5 @@ def generate(
     )
     seconds = time.perf_counter() - started
     print()
-    num_written = len(tokenizer(text)["input_ids"])
+    num_written = len(tokenizer(text, verbose=False)["input_ids"])
     print(f"about {num_written / seconds:.0f} tokens/s over {seconds:.1f} s", file=sys.stderr)

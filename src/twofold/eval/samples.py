@@ -33,7 +33,7 @@ def sample_text(
         seed: Seeds the sampling; the caller's random state is left as it was.
         on_text: Called with each piece of text as soon as it stands.
     """
-    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+    inputs = tokenizer(prompt, return_tensors="pt", verbose=False).to(model.device)
     options: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature, "top_k": top_k}
