@@ -73,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), EXIT_BAD_INPUT, debug)
     except TwofoldError as error:  # a run that diverged, a measurement whose gate failed
         return _failed(str(error), EXIT_FAILED, debug)
+    except (NotADirectoryError, PermissionError) as error:
+        return _failed(f"{error.filename}: {error.strerror}", EXIT_BAD_INPUT, debug)
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of a program; --debug shows all of it

@@ -16,6 +16,7 @@ from twofold.spec import (
     TrainConfig,
     apply_overrides,
     decode,
+    field_names,
     preset_fields,
     read_yaml,
 )
@@ -69,7 +70,7 @@ def _load(preset: str | None, config: Path | None, overrides: Sequence[str] | No
         raise ConfigError("--preset and --config both describe the model; give one of them")
     if config is not None:
         data, where = read_yaml(config), str(config)
-        if not set(data) & set(_SECTIONS):
+        if not set(data) & set(_SECTIONS) and set(data) & {"preset", *field_names()}:
             data = {"model": data}
     elif preset is not None:
         data, where = {"model": preset_fields(preset)}, f"preset {preset}"
