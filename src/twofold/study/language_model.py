@@ -127,7 +127,7 @@ def evaluate_language_model(
     run = None if path is None else RunFolder.open(path)
     data = DataConfig(sequence_length=min(spec.max_position_embeddings, 1_024)) if run is None else run.config.data
     if source is not None or run is None:
-        data = replace(data, source=source or data.source, tokenizer=str(folder))
+        data = replace(data, source=data.source if source is None else source, tokenizer=str(folder))
     text = prepare_text(data, text_cache_folder())
     if source is None and run is not None and text.data_sha256 != run.data_sha256:
         raise DataError(
