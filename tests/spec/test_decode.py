@@ -85,6 +85,8 @@ MISTAKES = [
         {**RUN, "train": {"batch_size": 16, "gradient_accumulation": 3}},
         "batch_size 16 is not a multiple of gradient_accumulation 3",
     ),
+    ({**RUN, "train": {"seed": 2**63}}, "seed must be at most 9223372036854775807; got 9223372036854775808"),
+    ({**RUN, "train": {"batch_size": 10**12}}, "batch_size must be at most 1048576; got 1000000000000"),
     ({**RUN, "data": {"validation_fraction": 1}}, "data: validation_fraction must lie between 0 and 1; got 1.0"),
     ({**RUN, "data": {"sequence_length": 1}}, "data: sequence_length must be at least 2; got 1"),
     ({**RUN, "data": {"tokenizer_vocab_size": 256}}, "data: tokenizer_vocab_size must be at least 257; got 256"),

@@ -9,6 +9,9 @@ from pydantic import ConfigDict
 from twofold.spec.errors import ConfigError
 from twofold.spec.model import ModelConfig
 
+_LARGEST_SEED = 2**63 - 1  # what torch takes
+_LARGEST_BATCH = 2**20
+
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
 
@@ -81,6 +84,10 @@ class TrainConfig:
         for name in ("steps", "batch_size", "gradient_accumulation", "evaluate_every", "checkpoint_every", "log_every"):
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("warmup_steps", self.warmup_steps, 0)
+        _check_at_least("seed", self.seed, 0)
+        for name, most in (("seed", _LARGEST_SEED), ("batch_size", _LARGEST_BATCH)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most}; got {getattr(self, name)}")
         if self.batch_size % self.gradient_accumulation:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not a multiple of gradient_accumulation {self.gradient_accumulation}"

@@ -110,8 +110,6 @@ class _Loop(Generic[Batch]):
             if not is_last and step % self.config.checkpoint_every == 0:
                 with self.folder.replacing_directory("checkpoint") as directory:
                     save_checkpoint(directory, module, self.optimizer, self.state)
-        if not self.validation:
-            self._validate(module)
         with self.folder.replacing_directory("model") as directory:
             self.task.save_model(module, directory)
         return {"targets": float(self.state["targets"]), "seconds": self.state["seconds"], **self.validation}
