@@ -21,7 +21,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
     device: DeviceOption = None,
 ) -> None:
-    """Continue a prompt, streaming the text; speed and cache size follow on standard error."""
+    """Continue a prompt, streaming the text; the speed follows on standard error."""
     from twofold.eval import sample_text
     from twofold.hf import load_model
     from twofold.study import model_folder
