@@ -151,7 +151,6 @@ def test_report_writes_the_page_of_runs_that_are_there(capfd, workplace):
         "schema": 1,
         "created": "2026-12-01T09:00:00+00:00",
         "seed": 0,
-        "config_id": "0123456789ab",
         "variants": list(quickstart_configs()),
         "hardware": "a test machine",
         "decode": None,

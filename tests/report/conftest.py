@@ -4,7 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 
 from twofold.cost import cache_elements_per_token, count_parameters
 from twofold.records import RunFolder, write_json_atomic
-from twofold.spec import DataConfig, RunConfig, TrainConfig, preset, variant_fields
+from twofold.spec import DataConfig, RunConfig, TrainConfig, encode, preset, variant_fields
 
-CONFIG_ID = "0123456789ab"
+DATA_SHA256 = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
 # Slug: the variant, and its made-up loss above QKV in nats.
 VARIANTS: dict[str, tuple[str, float]] = {
     "qkv": ("QKV", 0.0),
@@ -37,10 +37,13 @@ class Folder:
     path: Path
     seed_record: Path
 
-    def write_seeds(self, config_id: str = CONFIG_ID, spread: float = 0.004) -> None:
+    def write_seeds(self, *, spread: float = 0.004, data_sha256: str = DATA_SHA256, **train: Any) -> None:
+        """Writes a record that speaks for the runs in the folder, unless data or training settings are given."""
         noise = random.Random(7)
-        variants = {}
+        variants, configs = {}, {}
         for slug, (label, extra) in VARIANTS.items():
+            config = _config(slug)
+            configs[slug] = encode(replace(config, train=replace(config.train, seed=3, **train)))
             losses = [3.5 + extra + 0.01 * seed + noise.gauss(0, spread) for seed in range(5)]
             bits = [loss / math.log(2) / 3.1 for loss in losses]
             variants[slug] = {"label": label, "loss": losses, "bits_per_byte": bits}
@@ -49,7 +52,8 @@ class Folder:
             "created": "2026-12-01T08:00:00+00:00",
             "hardware": "a test machine",
             "revision": "f353d52",
-            "config_id": config_id,
+            "data_sha256": data_sha256,
+            "configs": configs,
             "seeds": [0, 1, 2, 3, 4],
             "variants": variants,
         }
@@ -84,7 +88,6 @@ def make_folder(tmp_path: Path) -> Callable[..., Folder]:
             "schema": 1,
             "created": "2026-12-01T09:00:00+00:00",
             "seed": 0,
-            "config_id": CONFIG_ID,
             "variants": list(VARIANTS),
             "hardware": "AMD EPYC, 2 cores",
             "decode": _decode(speeds) if decode else None,
@@ -95,14 +98,16 @@ def make_folder(tmp_path: Path) -> Callable[..., Folder]:
     return make
 
 
-def _make_run(path: Path, slug: str) -> tuple[RunFolder, int]:
+def _config(slug: str) -> RunConfig:
     decoupled = slug.endswith("-decoupled")
     fields: dict[str, Any] = variant_fields(slug.removesuffix("-decoupled"), 8)
     if decoupled:
         fields |= {"positions": "rope", "rope_mode": "decoupled"}
-    model = preset("gpt-tiny", **fields)
-    config = RunConfig(model=model, data=DataConfig(), train=TrainConfig(steps=STEPS))
-    run = RunFolder.create(path, config, "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8")
+    return RunConfig(model=preset("gpt-tiny", **fields), data=DataConfig(), train=TrainConfig(steps=STEPS))
+
+
+def _make_run(path: Path, slug: str) -> tuple[RunFolder, int]:
+    run = RunFolder.create(path, _config(slug), DATA_SHA256)
     noise, extra = random.Random(slug), VARIANTS[slug][1]
     rows = []
     for step in range(0, STEPS + 1, 10):
@@ -111,7 +116,7 @@ def _make_run(path: Path, slug: str) -> tuple[RunFolder, int]:
         if step and step % 250 == 0:
             rows.append({"step": step, "validation_loss": 3.5 + extra + 4.1 * math.exp(-step / 220)})
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return run, cache_elements_per_token(model) * 4
+    return run, cache_elements_per_token(run.config.model) * 4
 
 
 def _result(run: RunFolder, slug: str, per_token: int, continuation: str | None) -> dict[str, Any]:

@@ -124,11 +124,42 @@ def test_seeds_that_cannot_tell_say_so(make_folder: Callable) -> None:
 
 def test_seeds_of_other_settings_are_not_mixed_in(make_folder: Callable) -> None:
     folder = make_folder()
-    folder.write_seeds(config_id="ffffffffffff")
-    text = text_of(write_report(folder.path, seed_record=folder.seed_record))
-    assert "made with other settings (config ffffffffffff, here 0123456789ab) and is not mixed in" in text
-    assert "seeds can tell" not in text
-    assert "for +2.4 % perplexity" in text
+    for other in ({"learning_rate": 1e-4}, {"data_sha256": "f" * 64}):
+        folder.write_seeds(**other)
+        text = text_of(write_report(folder.path, seed_record=folder.seed_record))
+        assert "record of five seeds was made with other settings or data and is not mixed in" in text
+        assert "seeds can tell" not in text
+        assert "for +2.4 % perplexity" in text
+
+
+def test_a_record_speaks_for_runs_with_settings_added_later(make_folder: Callable) -> None:
+    """A setting that the record lacks had its default; one that it holds counts, whatever the default is now."""
+    folder = make_folder()
+    folder.write_seeds()
+    record = read_json(folder.seed_record)
+    for config in record["configs"].values():
+        del config["train"]["beta2"], config["model"]["qk_norm"]
+    write_json_atomic(folder.seed_record, record)
+    assert "What five seeds can tell" in text_of(write_report(folder.path, seed_record=folder.seed_record))
+    record["configs"]["mqa"]["train"]["beta2"] = 0.5
+    write_json_atomic(folder.seed_record, record)
+    assert "is not mixed in" in text_of(write_report(folder.path, seed_record=folder.seed_record))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"configs": ...}, "has no 'configs'"),
+        ({"configs": {"qkv": {"model": {"preset": "gpt-tiny", "later": 1}}}}, "written by another version of twofold"),
+    ],
+)
+def test_a_record_that_cannot_be_read(make_folder: Callable, change: dict, message: str) -> None:
+    folder = make_folder()
+    folder.write_seeds()
+    record = {**read_json(folder.seed_record), **change}
+    write_json_atomic(folder.seed_record, {name: value for name, value in record.items() if value is not ...})
+    with pytest.raises(RunFolderError, match=message):
+        write_report(folder.path, seed_record=folder.seed_record)
 
 
 def test_runs_without_a_result_are_listed(make_folder: Callable) -> None:

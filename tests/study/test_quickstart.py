@@ -6,9 +6,19 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.tiny_runs import make_documents, make_run, write_text
-from twofold.records import RunFolder
-from twofold.spec import RunConfig, RunFolderError, TwofoldError
-from twofold.study import StudyError, quickstart, quickstart_configs, run_quickstart, train_side_by_side
+from twofold.data import prepare_text
+from twofold.records import RunFolder, read_json
+from twofold.report import SEED_RECORD
+from twofold.spec import RunConfig, RunFolderError, TwofoldError, decode
+from twofold.study import (
+    StudyError,
+    quickstart,
+    quickstart_configs,
+    record_seeds,
+    run_quickstart,
+    text_cache_folder,
+    train_side_by_side,
+)
 
 LABELS = {
     "qkv": "QKV",
@@ -32,11 +42,14 @@ def test_nine_variants_with_the_papers_names():
 def test_sharing_and_heads_alone_set_the_eight_apart():
     configs = quickstart_configs()
     baseline = configs["qkv"].model
-    allowed = {"sharing", "num_key_value_heads"}
+    assert baseline.positions == "rope"
+    allowed = {"sharing", "num_key_value_heads", "rope_mode"}
     for slug, config in configs.items():
         changed = {f.name for f in fields(baseline) if getattr(config.model, f.name) != getattr(baseline, f.name)}
-        more = {"positions", "rope_mode", "qk_rope_head_dim"} if slug.endswith("decoupled") else set()
-        assert changed <= allowed | more, slug
+        decoupled = slug.endswith("decoupled")
+        assert changed <= allowed | ({"qk_rope_head_dim"} if decoupled else set()), slug
+        one_tensor = config.model.layer_sharing(0).ties_key_value
+        assert config.model.rope_mode == ("decoupled" if decoupled else "relative" if one_tensor else None), slug
 
 
 def test_grouped_heads_are_neither_all_nor_one():
@@ -125,7 +138,6 @@ def test_a_folder_holds_one_quickstart(tmp_path, no_work):
     assert no_work == [list(LABELS), quickstart.DECODE_CONTEXT]
     assert record["variants"] == list(LABELS)
     assert record["seed"] == 0
-    assert len(record["config_id"]) == 12
     assert record["decode"] == {"context": quickstart.DECODE_CONTEXT}
     assert len(said) == 2
 
@@ -147,5 +159,26 @@ def test_a_folder_that_is_no_quickstart_is_refused(tmp_path, no_work):
     assert no_work == []
 
 
-def test_the_settings_have_one_name_whatever_the_seed():
-    assert quickstart.config_id("data") == quickstart.config_id("data") != quickstart.config_id("other data")
+def test_a_record_of_seeds_says_what_it_was_made_with(tmp_path, monkeypatch):
+    source = write_text(tmp_path / "text.txt", make_documents())
+    monkeypatch.setattr(
+        quickstart, "quickstart_configs", lambda seed=0: {"qkv": tiny(quickstart_configs(seed)["qkv"], source)}
+    )
+    record = record_seeds(tmp_path / "seeds", [3, 4], on_phase=lambda _: None)
+    run = RunFolder.open(tmp_path / "seeds" / "seed-3" / "qkv")
+    assert record["data_sha256"] == run.data_sha256
+    assert {slug: decode(RunConfig, config) for slug, config in record["configs"].items()} == {"qkv": run.config}
+    assert run.config.train.seed == 3
+    assert record["seeds"] == [3, 4]
+    assert len(record["variants"]["qkv"]["loss"]) == len(record["variants"]["qkv"]["bits_per_byte"]) == 2
+
+
+@pytest.mark.skipif(not SEED_RECORD.exists(), reason="the record has not been made yet")
+def test_the_packaged_record_speaks_for_the_quickstart():
+    record = read_json(SEED_RECORD)
+    configs = quickstart_configs(record["seeds"][0])
+    assert {slug: decode(RunConfig, config) for slug, config in record["configs"].items()} == configs
+    assert record["data_sha256"] == prepare_text(configs["qkv"].data, text_cache_folder()).data_sha256
+    assert {slug: len(row["loss"]) for slug, row in record["variants"].items()} == dict.fromkeys(
+        configs, len(record["seeds"])
+    )

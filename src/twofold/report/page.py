@@ -229,7 +229,6 @@ def _provenance(quickstart: Quickstart) -> list[tuple[str, str]]:
         ("Packages", each([packages(environment) for environment in environments])),
         ("Git revision", each([revision(environment) for environment in environments])),
         ("Seed", str(quickstart.seed)),
-        ("Settings", quickstart.config_id),
         ("Data (SHA-256)", each([run.data_sha256 for run in quickstart.variants])),
     ]
 

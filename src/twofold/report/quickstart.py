@@ -1,15 +1,15 @@
 """A quickstart folder as the report sees it: variants in order, finished or not, and what five seeds say."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from twofold.records import RunFolder, read_json
 from twofold.report.statistics import Interval, paired_difference, perplexity_increase, seed_interval
-from twofold.spec import RunConfig, RunFolderError
+from twofold.spec import ConfigError, RunConfig, RunFolderError, decode
 
 BASELINE = "qkv"
 """Slug of the variant that the others are compared with."""
@@ -83,8 +83,10 @@ class VariantRun:
 class SeedRecord:
     """Losses of every variant over several seeds, from an earlier run on a named machine."""
 
-    config_id: str
-    """Hash of the settings that all variants shared."""
+    configs: dict[str, RunConfig]
+    """What ran, by slug; the seed is the first one."""
+    data_sha256: str
+    """Hash of the data."""
     seeds: list[int]
     """The seeds."""
     hardware: str
@@ -97,6 +99,14 @@ class SeedRecord:
     """Validation losses by slug, in the order of the seeds."""
     bits_per_byte: dict[str, list[float]]
     """The same in bits per byte."""
+
+    def applies_to(self, variants: Sequence[VariantRun]) -> bool:
+        """True when all runs that have begun are of the record's data and, whatever their seed, of its configs."""
+        return all(
+            run.data_sha256 == self.data_sha256 and _with_seed(run.config, recorded.train.seed) == recorded
+            for run in variants
+            if run.config is not None and (recorded := self.configs.get(run.slug)) is not None
+        )
 
     def increase(self, slug: str, baseline: str = BASELINE) -> Interval | None:
         """Perplexity of a variant above another in percent, paired by seed; None when one of them is not recorded."""
@@ -119,8 +129,6 @@ class Quickstart:
     """When it was started."""
     seed: int
     """Seed of its runs."""
-    config_id: str
-    """Hash of the settings that all variants share."""
     hardware: str
     """The machine in words."""
     variants: list[VariantRun]
@@ -184,21 +192,23 @@ def load_quickstart(folder: Path, seed_record: Path) -> Quickstart:
         raise RunFolderError(f"{path} has schema {data.get('schema')!r}; this version of twofold reads 1")
     seeds = _load_seeds(seed_record) if seed_record.exists() else None
     try:
-        decode = data["decode"]
-        rows = decode["variants"] if decode else {}
-        if decode:
-            _require(path, decode, {"": _DECODE})
+        measured = data["decode"]
+        rows = measured["variants"] if measured else {}
+        if measured:
+            _require(path, measured, {"": _DECODE})
             for row in rows.values():
                 _require(path, row, _DECODE_ROW)
-        matches = seeds is not None and seeds.config_id == data["config_id"]
+        variants = [_load_variant(folder / slug, rows.get(slug)) for slug in data["variants"]]
+        if all(run.config is None for run in variants):
+            seeds = None  # what the folder's runs will be is not known
+        matches = seeds is not None and seeds.applies_to(variants)
         return Quickstart(
             path=folder,
             created=data["created"],
             seed=data["seed"],
-            config_id=data["config_id"],
             hardware=data["hardware"],
-            variants=[_load_variant(folder / slug, rows.get(slug)) for slug in data["variants"]],
-            decode=decode,
+            variants=variants,
+            decode=measured,
             seeds=seeds if matches else None,
             other_seeds=None if matches else seeds,
         )
@@ -246,7 +256,8 @@ def _load_seeds(path: Path) -> SeedRecord:
     data = read_json(path)
     try:
         return SeedRecord(
-            config_id=data["config_id"],
+            configs={slug: decode(RunConfig, config, f"{path}: {slug}") for slug, config in data["configs"].items()},
+            data_sha256=data["data_sha256"],
             seeds=data["seeds"],
             hardware=data["hardware"],
             revision=data["revision"],
@@ -256,3 +267,9 @@ def _load_seeds(path: Path) -> SeedRecord:
         )
     except KeyError as error:
         raise RunFolderError(f"{path} has no {error}") from None
+    except ConfigError as error:
+        raise RunFolderError(f"{error}; it was written by another version of twofold") from None
+
+
+def _with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return replace(config, train=replace(config.train, seed=seed))

@@ -108,7 +108,7 @@ def confidence(quickstart: Quickstart) -> str:
     if (other := quickstart.other_seeds) is not None:
         return (
             f"{single} The packaged record of {number_word(len(other.seeds))} seeds was made with other settings "
-            f"(config {other.config_id}, here {quickstart.config_id}) and is not mixed in."
+            "or data and is not mixed in."
         )
     return single
 

@@ -78,22 +78,10 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return result
 
 
-def encode(config: Any, *, skip_defaults: bool = False) -> Any:
-    """The inverse of `decode`: plain data that JSON and YAML can hold.
-
-    Args:
-        config: A config, or a value inside one.
-        skip_defaults: Leave out what has its default, so that a setting that a later version adds changes nothing.
-    """
+def encode(config: Any) -> Any:
+    """The inverse of `decode`: plain data that JSON and YAML can hold."""
     if is_dataclass(config) and not isinstance(config, type):
-        values = {field: getattr(config, field.name) for field in fields(config)}
-        return {
-            field.name: encode(value, skip_defaults=True)
-            if skip_defaults and is_dataclass(value)
-            else _encode_field(field.type, value)
-            for field, value in values.items()
-            if not (skip_defaults and value == field.default)
-        }
+        return {field.name: _encode_field(field.type, getattr(config, field.name)) for field in fields(config)}
     if isinstance(config, Enum):
         return config.value
     if isinstance(config, tuple):

@@ -1,6 +1,5 @@
 """Quickstart: the main variants side by side on real text, then what each of their caches costs."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -20,7 +19,6 @@ from twofold.spec import (
     RunFolderError,
     TrainConfig,
     TwofoldError,
-    canonical_json,
     encode,
     preset,
     variant_fields,
@@ -100,12 +98,11 @@ def run_quickstart(
     if not record_path.exists():
         _refuse_foreign(output)
     say("preparing the text: 104 Wikipedia articles, 2,048 byte pairs")
-    text = prepare_text(_DATA, text_cache_folder())
+    prepare_text(_DATA, text_cache_folder())  # once, before the processes that share it
     record = {
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
-        "config_id": config_id(text.data_sha256),
         "variants": list(configs),
         "hardware": hardware(),
         "decode": None,
@@ -166,13 +163,16 @@ def measure_in_processes(models: Mapping[str, ModelConfig], context: int, say: C
 
 
 def record_seeds(output: Path, seeds: Sequence[int], on_phase: Callable[[str], None] = print) -> dict[str, Any]:
-    """Trains the quickstart's runs once for each seed and returns their validation figures, variant by variant."""
+    """Trains the quickstart's runs once for each seed and returns their validation figures, variant by variant.
+
+    The configs of the first seed and the hash of the data say which runs the record speaks for.
+    """
     for seed in seeds:
         on_phase(f"seed {seed}")
         train_side_by_side(quickstart_configs(seed), output / f"seed-{seed}", num_workers=num_cores())
-    data_sha256 = RunFolder.open(output / f"seed-{seeds[0]}" / "qkv").data_sha256
+    first = {slug: RunFolder.open(output / f"seed-{seeds[0]}" / slug) for slug in quickstart_configs()}
     variants: dict[str, Any] = {}
-    for slug in quickstart_configs():
+    for slug in first:
         results = [RunFolder.open(output / f"seed-{seed}" / slug).result() for seed in seeds]
         variants[slug] = {
             "label": results[0]["label"],
@@ -185,17 +185,11 @@ def record_seeds(output: Path, seeds: Sequence[int], on_phase: Callable[[str], N
         "created": environment["created"],
         "hardware": hardware(),
         "revision": environment["git_revision"],
-        "config_id": config_id(data_sha256),
+        "data_sha256": first["qkv"].data_sha256,
+        "configs": {slug: encode(run.config) for slug, run in first.items()},
         "seeds": list(seeds),
         "variants": variants,
     }
-
-
-def config_id(data_sha256: str) -> str:
-    """Twelve hex digits that name everything the quickstart's figures depend on but the seed."""
-    configs = {slug: encode(config, skip_defaults=True) for slug, config in quickstart_configs().items()}
-    text = canonical_json({"configs": configs, "data": data_sha256})
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def hardware() -> str:
@@ -210,9 +204,9 @@ def _open_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         write_json_atomic(path, record)
         return record
     found = read_json(path)
-    if (found.get("seed"), found.get("config_id")) != (record["seed"], record["config_id"]):
+    if found.get("seed") != record["seed"]:  # other settings are refused by the run folders inside
         raise RunFolderError(
-            f"{path.parent} holds another quickstart (seed {found.get('seed')}, settings {found.get('config_id')}); "
+            f"{path.parent} holds another quickstart (seed {found.get('seed')}, not {record['seed']}); "
             "choose another --output"
         )
     return found
