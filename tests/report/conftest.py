@@ -71,6 +71,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Folder]:
         failed: tuple[str, ...] = (),
         absent: tuple[str, ...] = (),
         continuations: Mapping[str, str] = {},
+        positions: str = "rope",
     ) -> Folder:
         path = tmp_path / "quickstart"
         path.mkdir()
@@ -78,7 +79,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Folder]:
         for slug in VARIANTS:
             if slug in absent:
                 continue
-            run, per_token = _make_run(path / slug, slug)
+            run, per_token = _make_run(path / slug, slug, positions)
             speeds[slug] = _speed(per_token, random.Random(slug))
             if slug in failed:
                 run.write_error(MemoryError("no room for <b>this</b>"))
@@ -98,16 +99,15 @@ def make_folder(tmp_path: Path) -> Callable[..., Folder]:
     return make
 
 
-def _config(slug: str) -> RunConfig:
-    decoupled = slug.endswith("-decoupled")
-    fields: dict[str, Any] = variant_fields(slug.removesuffix("-decoupled"), 8)
-    if decoupled:
+def _config(slug: str, positions: str = "rope") -> RunConfig:
+    fields: dict[str, Any] = variant_fields(slug.removesuffix("-decoupled"), 8) | {"positions": positions}
+    if slug.endswith("-decoupled"):
         fields |= {"positions": "rope", "rope_mode": "decoupled"}
     return RunConfig(model=preset("gpt-tiny", **fields), data=DataConfig(), train=TrainConfig(steps=STEPS))
 
 
-def _make_run(path: Path, slug: str) -> tuple[RunFolder, int]:
-    run = RunFolder.create(path, _config(slug), DATA_SHA256)
+def _make_run(path: Path, slug: str, positions: str) -> tuple[RunFolder, int]:
+    run = RunFolder.create(path, _config(slug, positions), DATA_SHA256)
     noise, extra = random.Random(slug), VARIANTS[slug][1]
     rows = []
     for step in range(0, STEPS + 1, 10):

@@ -38,7 +38,7 @@ def test_the_table_holds_every_number(make_folder: Callable) -> None:
     path = write_report(folder.path, seed_record=folder.seed_record)
     assert path == folder.path / "report.html"
     cells = row_of(path, "Q-K=V")
-    assert cells[1:10] == ["1,022,208", "33.92", "1.640", "+2.4", "+3.1", "2.00", "2.00", "−50", "−50"]
+    assert cells[1:10] == ["989,440", "33.92", "1.640", "+2.4", "+3.1", "2.00", "2.00", "−50", "−50"]
     speed = read_json(folder.path / "quickstart.json")["decode"]["variants"]["tied-kv"]
     milliseconds, tokens = speed["milliseconds_per_token"], speed["tokens_per_second"]
     assert cells[10] == "{median:.2f} {low:.2f}–{high:.2f}".format(**milliseconds)
@@ -60,9 +60,17 @@ def test_the_answer_is_computed(make_folder: Callable) -> None:
     assert "of 8 query heads here and of 16 in the paper" in text
     assert "untrained copies" in text
     assert "not a fused kernel" in text
-    assert "Other positions than QKV’s (learned): Q-GQA-4 decoupled (rope)." in text
+    assert "positions are rotary; the paper’s are learned." in text
+    assert "ther positions" not in text
     for runs in folder.path.glob("*/run.json"):
         assert read_json(runs)["run_id"] in text
+
+
+def test_other_positions_than_the_references_are_named(make_folder: Callable) -> None:
+    folder = make_folder(positions="learned")
+    text = text_of(write_report(folder.path, seed_record=folder.seed_record))
+    assert "positions are learned, as in the paper." in text
+    assert "Other positions than QKV’s (learned): Q-GQA-4 decoupled (rope)." in text
 
 
 def test_the_page_needs_nothing_else(make_folder: Callable) -> None:
@@ -163,9 +171,10 @@ def test_a_record_that_cannot_be_read(make_folder: Callable, change: dict, messa
 
 
 def test_runs_without_a_result_are_listed(make_folder: Callable) -> None:
-    folder = make_folder(unfinished=("tied-kv",), absent=("gqa-4",))
+    folder = make_folder(unfinished=("tied-kv", "q-gqa-4-decoupled"), absent=("gqa-4",))
     path = write_report(folder.path, seed_record=folder.seed_record)
     assert row_of(path, "Q-K=V") == ["Q-K=V", "not finished"]
+    assert row_of(path, "Q-GQA-4 decoupled") == ["Q-GQA-4 decoupled", "not finished"]
     assert row_of(path, "gqa-4") == ["gqa-4", "not started"]
     assert "Q=K=V halves the KV cache" in text_of(path)
 

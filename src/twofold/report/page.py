@@ -15,6 +15,12 @@ from twofold.report.words import DASH, fixed, percent, reduction, signed
 SEED_RECORD = Path(__file__).parent / "seed_record.json"
 """Losses over several seeds, measured before the release. The page works without it."""
 _KIB, _MIB = 1024, 1024**2
+_POSITIONS = {
+    "learned": "positions are learned, as in the paper",
+    "sinusoidal": "positions are sinusoidal; the paper’s are learned",
+    "rope": "positions are rotary; the paper’s are learned",
+    "none": "no positions; the paper’s are learned",
+}
 
 
 def write_report(folder: Path, output: Path | None = None, *, seed_record: Path = SEED_RECORD) -> Path:
@@ -200,7 +206,7 @@ def _setup(quickstart: Quickstart) -> str:
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"about {run.result['parameters'] / 1e6:.1f} M parameters; {training['steps']:,} steps, "
         f"{training['tokens'] / 1e6:.1f} M tokens each; validated on "
-        f"{run.result['validation']['tokens']:,} tokens"
+        f"{run.result['validation']['tokens']:,} tokens; {_POSITIONS[model.positions]}"
     )
 
 

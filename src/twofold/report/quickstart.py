@@ -227,11 +227,9 @@ def _load_variant(path: Path, decode: dict[str, Any] | None) -> VariantRun:
         _require(path / "result.json", result, _RESULT)
     elif error := run.error():
         state = f"failed: {error.get('type')}: {error.get('message')}"
-    model = run.config.model
-    suffix = " decoupled" if model.rope_mode == "decoupled" else ""
     return VariantRun(
         slug=path.name,
-        label=result.get("label", model.label + suffix),
+        label=result.get("label", run.config.model.label),
         state=state,
         config=run.config,
         run_id=run.run_id,
