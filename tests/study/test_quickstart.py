@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from tests.study import dying
 from tests.tiny_runs import make_documents, make_run, write_text
 from twofold.data import prepare_text
 from twofold.records import RunFolder, read_json
@@ -106,6 +107,19 @@ def test_side_by_side_twice_with_one_seed_and_a_run_that_fails(tmp_path):
         weights = [(run.model_path / "model.safetensors").read_bytes() for run in (first, second)]
         assert weights[0] == weights[1]
         assert first.result()["sample"] == second.result()["sample"]
+
+
+def test_a_process_that_dies_takes_no_neighbour_with_it_and_its_run_is_resumed(tmp_path, monkeypatch):
+    source = write_text(tmp_path / "text.txt", make_documents())
+    configs = {slug: tiny(quickstart_configs()[slug], source) for slug in ("qkv", "mqa", "tied-kv")}
+    monkeypatch.setattr(quickstart, "train_language_model", dying.train_or_die)
+    with pytest.raises(StudyError, match=r"^mqa failed: its process died twice: killed, most likely for .* memory$"):
+        train_side_by_side(configs, tmp_path, num_workers=3)
+    assert (tmp_path / "qkv.died").exists()
+    for slug in ("qkv", "tied-kv"):
+        assert RunFolder.open(tmp_path / slug).is_finished
+    assert [step for step, *_ in losses(tmp_path / "qkv")] == [1, 2, 3, 4, 4]
+    assert RunFolder.open(tmp_path / "mqa").error()["type"] == "WorkerError"
 
 
 def test_a_users_mistake_in_a_run_is_raised_as_it_is():

@@ -1,9 +1,9 @@
 """Quickstart: the main variants side by side on real text, then what each of their caches costs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from twofold.spec import (
     variant_fields,
 )
 from twofold.study.language_model import text_cache_folder, train_language_model
-from twofold.study.workers import num_cores, worker_pool
+from twofold.study.workers import WorkerError, num_cores, run_side_by_side, worker_pool
 
 SCHEMA = 1
 DECODE_CONTEXT = 16_384
@@ -125,28 +125,25 @@ def train_side_by_side(
 ) -> None:
     """Trains runs in worker processes with one thread each, every run in its folder `output/slug`.
 
-    A failed run does not stop its neighbours.
+    A failed run does not stop its neighbours. One whose process was killed is resumed once, alone after the others.
 
     Raises:
         TwofoldError: when all runs have ended and some have failed: a `StudyError` that names them, or the mistake
             itself where it is one of the user's.
     """
-    with worker_pool(num_workers) as pool:
-        runs: dict[Future[Any], str] = {}
-        for slug, config in configs.items():
-            runs[pool.submit(train_language_model, config, output / slug, device="cpu")] = slug
-        pending: set[Future[Any]] = set(runs)
-        try:
-            while pending:
-                _, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                if on_metrics is not None:
-                    on_metrics({slug: _metrics(output / slug) for slug in configs})
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    _raise_failures({slug: error for run, slug in runs.items() if (error := run.exception()) is not None})
+
+    def show_metrics() -> None:
+        if on_metrics is not None:
+            on_metrics({slug: _metrics(output / slug) for slug in configs})
+
+    runs = {
+        slug: partial(train_language_model, config, output / slug, device="cpu") for slug, config in configs.items()
+    }
+    errors = run_side_by_side(runs, num_workers, show_metrics)
+    for slug, error in errors.items():
+        if isinstance(error, WorkerError) and (output / slug / "run.json").exists():
+            RunFolder.open(output / slug).write_error(error)  # its process could not
+    _raise_failures(errors)
 
 
 def measure_in_processes(models: Mapping[str, ModelConfig], context: int, say: Callable[[str], None]) -> dict[str, Any]:
