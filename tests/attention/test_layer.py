@@ -1,6 +1,7 @@
 """The attention layer against the float64 reference, over the whole product of options."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tests.tolerances import ABSOLUTE
-from twofold.attention import Attention, AttentionContext, reference_attention, reference_scores, visible_pairs
+from twofold.attention import (
+    Attention,
+    AttentionContext,
+    reference_attention,
+    reference_scores,
+    sinusoidal_embedding,
+    visible_pairs,
+)
+from twofold.kernels import Mask
 from twofold.spec import ModelConfig
 
 HEADS, HIDDEN, LENGTH, BATCH = 4, 24, 7, 2
@@ -28,7 +37,15 @@ LAYERS = [
         *([("rope", mode) for mode in TIED_ROPE] if sharing in ("tied-kv", "tied-qkv") else [("rope", None)]),
     ]
 ]
-MASKS = ("plain", "window", "left padding", "right padding", "documents")
+MASKS = (
+    "plain",
+    "window",
+    "left padding",
+    "right padding",
+    "documents",
+    "window, left padding",
+    "window, right padding, documents",
+)
 
 
 def make_config(sharing: str, groups: int, positions: str, mode: str | None, **options: Any) -> ModelConfig:
@@ -61,22 +78,32 @@ def make_context(kind: str, causal: bool, dtype: torch.dtype) -> tuple[Attention
     """A context of one kind, and what it must let through: (B, T, T), True = sees."""
     index = torch.arange(LENGTH)
     positions = index.expand(BATCH, -1)
-    visible = visible_pairs(index, index, causal=causal, window=3 if kind == "window" else None).expand(BATCH, -1, -1)
+    visible = visible_pairs(index, index, causal=causal, window=3 if "window" in kind else None).expand(BATCH, -1, -1)
     padding = documents = None
     if "padding" in kind:
         padding = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-        if kind == "left padding":
+        if "left padding" in kind:
             padding[0, :3] = False
             positions = torch.stack((torch.tensor([0, 0, 0, 0, 1, 2, 3]), index))
         else:
             padding[1, 5:] = False
         visible = visible & (padding[:, None, :] | torch.eye(LENGTH, dtype=torch.bool))
-    if kind == "documents":
+    if "documents" in kind:
         documents = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [4, 5, 5, 5, 5, 5, 6]])
         positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 0]])
         visible = visible & (documents[:, :, None] == documents[:, None, :])
     context = AttentionContext(positions, causal=causal, padding=padding, documents=documents, dtype=dtype)
     return context, visible
+
+
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float, dropout: float) -> Tensor:
+    """Attention as one writes it down in torch, every step in the dtype of the inputs."""
+    assert dropout == 0
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    zeros = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=q.dtype)
+    additive = mask.plus(zeros).tensor
+    assert additive is not None
+    return (q @ k.transpose(-1, -2) * scale + additive).softmax(dim=-1) @ v
 
 
 def outputs_and_gradients(run: Any, layer: Attention, x: Tensor) -> list[Tensor]:
@@ -105,7 +132,8 @@ def test_layer_equals_reference(sharing: str, groups: int, positions: str, mode:
             query_depth=depth,
             qk_norm=norm,
             attention_bias=case % 2 == 0,
-            sliding_window=3 if mask == "window" else None,
+            attention_scale=0.4 if case % 3 == 0 else None,
+            sliding_window=3 if "window" in mask else None,
         )
         layer = make_layer(config, seed=case)
         x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(case), dtype=torch.float64)
@@ -130,6 +158,22 @@ def test_float32_stays_near_the_reference(sharing: str, groups: int, positions: 
     context, visible = make_context("documents", True, torch.float32)
     exact = reference_attention(dict(layer.named_parameters()), config, 0, x.double(), context.positions, visible)
     assert (layer(x, context) - exact).abs().max() < ABSOLUTE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
+def test_half_precision_is_no_worse_than_plain_torch(
+    sharing: str, groups: int, positions: str, mode: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most twice the error of attention written out in that precision, both against float64."""
+    config = make_config(sharing, groups, positions, mode, qk_norm=mode != "decoupled")
+    layer = make_layer(config, seed=4, dtype=dtype)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
+    context, visible = make_context("left padding", True, torch.float32)
+    exact = reference_attention(dict(layer.named_parameters()), config, 0, x.double(), context.positions, visible)
+    ours = (layer(x, context) - exact).abs().max()
+    monkeypatch.setattr("twofold.attention.layer.attend", plain_attend)
+    assert ours <= 2 * (layer(x, context) - exact).abs().max()
 
 
 @pytest.mark.parametrize("sharing", ["tied-qk", "tied-kv", "tied-qkv"])
@@ -215,3 +259,22 @@ def test_product_score_map_can_tell_left_from_right() -> None:
     _, bias = layer.score_map(positions, torch.float64)
     distance = (positions[:, :, None] - positions[:, None, :]).double()
     assert (bias[:, 0] - distance.sin()).abs().max() < ABSOLUTE[torch.float64]
+
+
+@pytest.mark.parametrize("sharing", ["qkv", "tied-qk", "tied-kv", "tied-qkv"])
+def test_one_head(sharing: str) -> None:
+    config = ModelConfig(hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=1, sharing=sharing)
+    layer = make_layer(config, seed=6)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    context, visible = make_context("documents", True, torch.float64)
+    exact = reference_attention(dict(layer.named_parameters()), config, 0, x, context.positions, visible)
+    assert (layer(x, context) - exact).abs().max() < ABSOLUTE[torch.float64]
+
+
+def test_sinusoids_by_hand() -> None:
+    """sin(p), cos(p), sin(p / 100), cos(p / 100) for four channels; an odd number ends with a sine."""
+    waves = sinusoidal_embedding(torch.tensor([0, 3]), 4, dtype=torch.float64)
+    by_hand = [[0, 1, 0, 1], [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]]
+    torch.testing.assert_close(waves, torch.tensor(by_hand, dtype=torch.float64))
+    assert sinusoidal_embedding(torch.tensor([3]), 5).shape == (1, 5)
+    assert sinusoidal_embedding(torch.tensor([3]), 5)[0, 4] == pytest.approx(math.sin(3 / 10_000 ** (4 / 5)))

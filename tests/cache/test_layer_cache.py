@@ -99,6 +99,27 @@ def test_sliding_cache_stays_small() -> None:
     assert cache.nbytes_allocated <= (16 + 8) * BATCH * GROUPS * WIDTH * 4
 
 
+def test_a_long_prompt_does_not_leave_a_sliding_cache_large() -> None:
+    cache = LayerCache(window=16, block=8)
+    cache.append(tokens(1_000))
+    for step in range(40):
+        (seen,) = cache.append(tokens(1, 1_000 + step))
+    assert torch.equal(seen, tokens(16, 1_024))
+    assert cache.nbytes_allocated <= (16 + 2 * 8) * BATCH * GROUPS * WIDTH * 4
+
+
+def test_refuses_tensors_of_another_kind() -> None:
+    cache = LayerCache()
+    cache.append(tokens(3))
+    for other in ((tokens(1, batch=1),), (tokens(1).double(),), (tokens(1), tokens(1)), (tokens(1)[..., :2],)):
+        with pytest.raises(CacheError, match="the cache holds batch 2, heads 3, width 4"):
+            cache.append(*other)
+    assert torch.equal(cache.tensors[0], tokens(3))
+    cache.reset()
+    cache.append(tokens(2, batch=1))
+    assert cache.tensors[0].shape == (1, GROUPS, 2, WIDTH)
+
+
 def test_select_repeats_and_reorders_rows() -> None:
     cache = LayerCache()
     cache.append(tokens(5))
@@ -106,6 +127,10 @@ def test_select_repeats_and_reorders_rows() -> None:
     assert torch.equal(cache.tensors[0], tokens(5)[[1, 0, 1]])
     (seen,) = cache.append(tokens(1, 5)[[1, 0, 1]])
     assert torch.equal(seen, tokens(6)[[1, 0, 1]])
+    address = cache.tensors[0].untyped_storage().data_ptr()
+    cache.select(torch.tensor([2, 2, 0]))
+    assert torch.equal(cache.tensors[0], tokens(6)[[1, 1, 1]])
+    assert cache.tensors[0].untyped_storage().data_ptr() == address
 
 
 @pytest.mark.parametrize("window", [None, 5])

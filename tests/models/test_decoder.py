@@ -62,6 +62,12 @@ def test_folded_queries_give_the_same_model():
     make_model(sharing="tied-kv").load_state_dict(model.state_dict())
 
 
+def test_a_cache_needs_a_causal_model():
+    model = make_model(causal=False)
+    with pytest.raises(ConfigError, match="a cache needs causal: true"):
+        model(TOKENS, cache=model.decoder.make_cache())
+
+
 def test_weights_start_as_the_config_says():
     """Within five standard errors; the matrices that write to the residual stream start smaller."""
     model = LanguageModel(preset("gpt-tiny", initializer_range=0.05, query_depth=2, qk_norm=True))

@@ -8,7 +8,7 @@ from twofold.attention.context import AttentionContext, visible_pairs
 from twofold.attention.layer import Attention
 from twofold.attention.positions import rotary_tables, rotate, sinusoidal_embedding
 from twofold.attention.reference import reference_attention, reference_scores
-from twofold.attention.score_map import ScoreMapMix, score_map_tensor
+from twofold.attention.score_map import ScoreMapMix
 
 __all__ = [
     "Attention",
@@ -18,7 +18,6 @@ __all__ = [
     "reference_scores",
     "rotary_tables",
     "rotate",
-    "score_map_tensor",
     "sinusoidal_embedding",
     "visible_pairs",
 ]

@@ -40,7 +40,8 @@ class AttentionContext:
         num_past: Tokens that came before these in the same sequence.
         padding: True for real tokens, (B, S) over past and new tokens, or None when all are real.
         documents: Number of the document that each token belongs to, (B, S); no token sees another document.
-        custom_mask: A mask (B or 1, H or 1, T, S) that replaces all of these, boolean (True = sees) or additive.
+        custom_mask: A mask (B or 1, H or 1, T, S) that replaces causality, padding and documents, boolean (True = sees)
+            or additive. Windows still hold.
         dtype: Dtype of tables of angles: float64 for a float64 model, else float32.
     """
 
@@ -81,9 +82,9 @@ class AttentionContext:
         return self._masks[key]
 
     def _make_mask(self, num_keys: int, window: int | None) -> Mask:
-        if self.custom_mask is not None:
-            return Mask.of(self.custom_mask[..., -num_keys:])
         num_queries = self.positions.shape[1]
+        if self.custom_mask is not None:
+            return self._windowed(self.custom_mask[..., -num_keys:], window)
         if window is not None and num_keys <= window:
             window = None  # no two of these tokens are that far apart
         if self.padding is None and self.documents is None and window is None:
@@ -104,3 +105,13 @@ class AttentionContext:
             is_self = query_index[:, None] == key_index[None, :]
             visible = visible & (self.padding[:, None, None, total - num_keys : total] | is_self)  # (B, 1, T, S)
         return Mask.of(visible)
+
+    def _windowed(self, custom_mask: Tensor, window: int | None) -> Mask:
+        if window is None:
+            return Mask.of(custom_mask)
+        num_queries, num_keys = custom_mask.shape[-2:]
+        index = torch.arange(num_keys, device=custom_mask.device)
+        visible = visible_pairs(index[num_keys - num_queries :], index, causal=False, window=window)
+        if custom_mask.dtype is torch.bool:
+            return Mask.of(custom_mask & visible)
+        return Mask.of(custom_mask.masked_fill(~visible, float("-inf")))

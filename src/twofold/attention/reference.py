@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from twofold.attention.score_map import score_map_tensor
 from twofold.spec import ModelConfig
 
 
@@ -35,7 +34,7 @@ def reference_attention(
     scores, values = _scores_and_values(weights, config, layer, x, positions)
     if config.score_map != "none":
         w = weights["score_map.weight"].to(x.dtype)
-        channels = scores[..., None] + score_map_tensor(config.score_map, positions, x.dtype)[:, None]
+        channels = scores[..., None] + _score_map_tensor(config.score_map, positions.to(x.dtype))[:, None]
         scores = torch.einsum("bhijc,c->bhij", channels, w)
     probabilities = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
     output = torch.einsum("bhij,bhijd->bihd", probabilities, values)
@@ -101,6 +100,22 @@ def _scores_and_values(
         score_width += rope_width
     scale = config.attention_scale if config.attention_scale is not None else score_width**-0.5
     return scores * scale, values
+
+
+def _score_map_tensor(kind: str, positions: Float[Tensor, "B T"]) -> Float[Tensor, "B T T m"]:
+    """The fixed tensor P of the score map, one channel after another."""
+    rows, columns = torch.broadcast_tensors(positions[:, :, None], positions[:, None, :])
+    if kind == "paper":
+        frequencies = [10_000 ** (-2 * c / 5) for c in range(3)]
+        waves = [[wave(p * f) for f in frequencies for wave in (torch.sin, torch.cos)][:5] for p in (rows, columns)]
+        return torch.stack(waves[0] + waves[1], dim=-1)
+    products = [
+        left(rows * f) * right(columns * f)
+        for f in (1.0, 0.1, 0.01)
+        for left in (torch.sin, torch.cos)
+        for right in (torch.sin, torch.cos)
+    ]
+    return torch.stack(products, dim=-1)
 
 
 def _linear(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """The paper's "+": a learned mix of the score map with fixed sinusoids, for non-causal attention.
 
-S'_ij = S_ij Σ_c w_c + Σ_c w_c P_ijc, where P is fixed and w is learned and shared by all heads.
+S'_ij = S_ij Σ_c w_c + Σ_c w_c P_ijc, where P is fixed and w is learned and shared by all heads. In `paper` P holds five
+sinusoids of the row i, then five of the column j. In `product` it holds, for each of three frequencies ω, the products
+sin·sin, sin·cos, cos·sin, cos·cos of ωi and ωj, which span sin and cos of ω(i - j). P itself is never built.
 """
 
 import torch
@@ -14,24 +16,6 @@ _PAPER_WIDTH = 5
 _PRODUCT_FREQUENCIES = (1.0, 0.1, 0.01)
 NUM_CHANNELS = {"paper": 2 * _PAPER_WIDTH, "product": 4 * len(_PRODUCT_FREQUENCIES)}
 """Channels m of P: 10 in `paper`, 12 in `product`."""
-
-
-def score_map_tensor(
-    kind: ScoreMap, positions: Int[Tensor, "B T"], dtype: torch.dtype = torch.float32
-) -> Float[Tensor, "B T T m"]:
-    """The fixed tensor P, written out; the layer never builds it.
-
-    `paper`: five sinusoids of the row, then five of the column. `product`: for each of three frequencies ω the
-    products sin·sin, sin·cos, cos·sin, cos·cos of ωi and ωj, which span sin and cos of ω(i - j).
-    """
-    batch, length = positions.shape
-    if kind == "paper":
-        waves = sinusoidal_embedding(positions, _PAPER_WIDTH, dtype=dtype)
-        rows = waves[:, :, None, :].expand(batch, length, length, _PAPER_WIDTH)
-        columns = waves[:, None, :, :].expand(batch, length, length, _PAPER_WIDTH)
-        return torch.cat((rows, columns), dim=-1)
-    waves = _product_waves(positions, dtype)
-    return torch.einsum("bifx,bjfy->bijfxy", waves, waves).flatten(3)
 
 
 class ScoreMapMix(nn.Module):

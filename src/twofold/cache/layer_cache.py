@@ -78,8 +78,9 @@ class LayerCache:
             For each tensor a view (B, heads, S, width) with S = `num_held` before the call + T.
 
         Raises:
-            CacheError: when a fixed cache is full.
+            CacheError: when a fixed cache is full, or for tensors of another kind than those stored.
         """
+        self._check_kinds(tensors)
         num_new = tensors[0].shape[2]
         if self.capacity is not None and self.num_tokens + num_new > self.capacity:
             raise CacheError(
@@ -119,16 +120,22 @@ class LayerCache:
     def select(self, rows: Int[Tensor, "N"]) -> None:
         """Replaces the batch by the given rows of it, in order; a row may come more than once, as in beam search."""
         for index, buffer in enumerate(self._buffers):
-            self._buffers[index] = buffer.index_select(0, rows.to(buffer.device))
-
-    def to(self, device: torch.device | str) -> None:
-        """Moves the stored tokens to a device."""
-        for index, buffer in enumerate(self._buffers):
-            self._buffers[index] = buffer.to(device, non_blocking=True)
+            selected = buffer[:, :, self._start : self._end].index_select(0, rows.to(buffer.device))
+            if len(rows) != buffer.shape[0]:
+                self._buffers[index] = buffer.new_empty(len(rows), *buffer.shape[1:])
+            self._buffers[index][:, :, self._start : self._end] = selected
 
     def reset(self) -> None:
         """Forgets every token; the memory is kept."""
         self.num_tokens = self._start = self._end = 0
+
+    def _check_kinds(self, tensors: tuple[Tensor, ...]) -> None:
+        """Tensors must go on from those that are stored; an empty cache takes any."""
+        given, stored = ([_kind(tensor) for tensor in group] for group in (tensors, self._buffers))
+        if self._buffers and given != stored:
+            if self.num_tokens > 0:
+                raise CacheError(f"the cache holds {_spell(stored)} and was given {_spell(given)}; use a new cache")
+            self._buffers = []
 
     def _make_room(self, num_new: int) -> None:
         """Drops what no later query sees, then moves what is left into memory with room for `num_new` more."""
@@ -140,14 +147,26 @@ class LayerCache:
         else:
             allocated = self.capacity if self.window is None else min(self.capacity, needed + self.block)
         for index in range(len(self._buffers)):  # no name may keep the old memory while the next one is taken
-            self._buffers[index] = _moved(self._buffers[index], first, kept, needed, allocated)
+            self._buffers[index] = _moved(self._buffers[index], first, kept, needed, allocated, self.block)
         self._start, self._end = 0, kept
 
 
-def _moved(old: Tensor, first: int, kept: int, needed: int, allocated: int) -> Tensor:
-    """The rows `first` to `first + kept` at the front of a buffer with room for `needed`, the same one if it has it."""
+def _kind(tensor: Tensor) -> tuple[int, int, int, torch.dtype, torch.device]:
+    batch, heads, _, width = tensor.shape
+    return batch, heads, width, tensor.dtype, tensor.device
+
+
+def _spell(kinds: list[tuple[int, int, int, torch.dtype, torch.device]]) -> str:
+    return " and ".join(f"batch {k[0]}, heads {k[1]}, width {k[2]}, {k[3]} on {k[4]}" for k in kinds)
+
+
+def _moved(old: Tensor, first: int, kept: int, needed: int, allocated: int, block: int) -> Tensor:
+    """The rows `first` to `first + kept` at the front of a buffer of the size that is needed now.
+
+    The same buffer, unless it is too small, or much too large because a long prompt went through a short window.
+    """
     held = old[:, :, first : first + kept]
-    if old.shape[2] >= needed:
+    if needed <= old.shape[2] <= allocated + block:
         old[:, :, :kept] = held.clone()  # the two may overlap
         return old
     new = old.new_empty(*old.shape[:2], allocated, old.shape[3])

@@ -43,9 +43,14 @@ class Decoder(nn.Module):
             positions: Position of each new token. Default: counted over the real tokens of each document.
             padding: True for real tokens, over the cached and the new ones; None when all are real.
             documents: Document number of each token, cached and new, when documents are packed in one sequence.
-            custom_mask: A mask (B or 1, H or 1, T, S) that replaces causality, windows, padding and documents.
+            custom_mask: A mask (B or 1, H or 1, T, S) that replaces causality, padding and documents.
             cache: One `LayerCache` a layer (see `make_cache`); the new tokens are appended.
+
+        Raises:
+            ConfigError: for a position beyond the learned ones, or a cache in a model that is not causal.
         """
+        if cache is not None and not self.config.causal:
+            raise ConfigError("a cache needs causal: true; elsewhere earlier tokens change when later ones come")
         embedded = self.embed_tokens(inputs) if inputs.dtype in (torch.int32, torch.int64) else inputs
         batch, num_new = embedded.shape[:2]
         num_past = cache[0].num_tokens if cache is not None else 0
@@ -70,6 +75,14 @@ class Decoder(nn.Module):
     def blocks(self) -> list[Block]:
         """The blocks in order, with their type."""
         return [block for block in self.layers if isinstance(block, Block)]
+
+    def fold_queries(self) -> None:
+        """Replaces the two query matrices of `query_depth=2` by their product in every layer, for inference."""
+        if self.config.query_depth == 1:
+            return
+        for block in self.blocks():
+            block.self_attn.fold_query()
+        self.config = dataclasses.replace(self.config, query_depth=1)
 
     def make_cache(self, capacity: int | None = None) -> list[LayerCache]:
         """An empty cache for `forward`, one a layer.
@@ -137,11 +150,8 @@ class LanguageModel(nn.Module):
 
     def fold_queries(self) -> None:
         """Turns a model trained with `query_depth=2` into the equal one with a single query matrix, in place."""
-        if self.config.query_depth == 1:
-            return
-        for block in self.decoder.blocks():
-            block.self_attn.fold_query()
-        self.config = self.decoder.config = dataclasses.replace(self.config, query_depth=1)
+        self.decoder.fold_queries()
+        self.config = self.decoder.config
 
 
 def _table_dtype(dtype: torch.dtype) -> torch.dtype:

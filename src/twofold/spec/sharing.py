@@ -25,7 +25,7 @@ class ProjectionSharing(Enum):
 
     @property
     def ties_query_key(self) -> bool:
-        """True when query and key are one tensor; the unmasked score map is then symmetric."""
+        """True when query and key are one tensor; without separate rotary dims the unmasked scores are symmetric."""
         return self in (ProjectionSharing.TIED_QK, ProjectionSharing.TIED_QKV)
 
     @property
