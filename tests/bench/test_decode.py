@@ -129,6 +129,15 @@ def test_steps_leave_the_cache_at_the_context(name):
         assert [cache.num_tokens for cache in case.cache] == [300] * 2
 
 
+def test_a_window_may_slide_during_the_timed_steps():
+    """A context a few tokens before the memory of a sliding layer is full."""
+    case = DecodeCase(ModelConfig(**{**MODEL, **VARIANTS["window"]}), 16 + 256 - 5, 1)
+    case.fill()
+    case.seconds_per_token()
+    assert case.seconds_per_token() > 0
+    assert {cache.num_tokens for cache in case.cache} == {16 + 256 - 5}
+
+
 def test_a_filled_cache_continues_as_a_real_one():
     """The steps that are timed see every token of the context."""
     case = DecodeCase(configs("tied-kv")["tied-kv"], 50, 1)

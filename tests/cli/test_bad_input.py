@@ -75,7 +75,7 @@ TRAIN = ("train", "--config", "run.yaml", "--output", "new/run", "--device", "cp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["model.sharing=tied-kw"], "unknown sharing 'tied-kw'; did you mean 'tied-qk'? Use one of qkv (QKV), tied-qk"),
+        (["model.sharing=tied-kw"], "unknown sharing 'tied-kw'; did you mean 'tied-kv'? Use one of qkv (QKV), tied-qk"),
         (["model.sharing=KV"], "sharing 'KV' has been used both for"),
         (["model.hidden_size=18"], "hidden_size 18 is not a multiple of num_attention_heads 4"),
         (["model.num_key_value_heads=3"], "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),

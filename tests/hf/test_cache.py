@@ -152,21 +152,6 @@ def test_sliding_layers_keep_what_may_be_taken_back():
     assert recording.get_mask_sizes(1) == (3, 7)
 
 
-def test_offloading_layers_come_back():
-    model, cache = filled()
-    keys = cache.layers[0].keys.clone()
-    for layer in cache.layers:
-        layer.offload()
-        layer.prefetch()
-    torch.testing.assert_close(cache.layers[0].keys, keys)
-    offloading = DynamicCache()
-    offloading.offloading = True  # the constructor needs an accelerator's stream
-    _, cache = filled(cache=offloading)
-    with torch.no_grad():
-        got = model(TOKENS, past_key_values=cache).logits
-        torch.testing.assert_close(got, model(TOKENS.repeat(1, 2)).logits[:, 5:])
-
-
 def test_caches_that_cannot_be_honoured():
     model = make_model()
     llama = LlamaForCausalLM(
@@ -178,6 +163,8 @@ def test_caches_that_cannot_be_honoured():
     llama(TOKENS, **{CACHE_NAME: of_llama})
     quantized = Cache(layers=[type("QuantizedLayer", (), {})()])  # the real one needs a package of its own
     _, of_other = filled("qkv")
+    offloading = DynamicCache()
+    offloading.offloading = True  # the constructor needs an accelerator's stream
     for cache, message in (
         (of_llama, "holds tokens that another model"),
         (((TOKENS, TOKENS),), "got tuple"),
@@ -185,6 +172,7 @@ def test_caches_that_cannot_be_honoured():
         (quantized, "QuantizedLayer"),
         (DynamicCache(config=LlamaConfig(num_hidden_layers=5)), "has 5 layers and the model 2"),
         (of_other, "other layers"),
+        (offloading, "does not offload"),
     ):
         with pytest.raises(CacheError, match=message) as caught:
             adopt_cache(cache, model.config.spec)

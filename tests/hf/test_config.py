@@ -74,6 +74,8 @@ def test_assigning_a_field_makes_a_checked_spec():
     assert isinstance(config.spec, ModelConfig)
     with pytest.raises(ConfigError, match="vocab_size"):
         config.vocab_size = 0
+    config.hidden_size *= 2
+    assert config.head_dim * config.num_attention_heads == config.hidden_size
 
 
 def test_settings_of_transformers_are_its_own():

@@ -43,11 +43,14 @@ def test_round_trip(variant, tied, tmp_path):
     loaded, tokenizer = load_model(tmp_path)
     assert tokenizer is None
     assert not loaded.training
-    assert loaded.config.spec == plain.config
+    assert loaded.config.spec == plain.config.with_changes(query_depth=1)  # folded for inference
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert stock.config.spec == plain.config
     ids = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
-        for model in (loaded, AutoModelForCausalLM.from_pretrained(tmp_path)):
-            assert torch.equal(model(ids).logits, plain(ids))
+        assert torch.equal(stock(ids).logits, plain(ids))
+        torch.testing.assert_close(loaded(ids).logits, plain(ids))
+        for model in (loaded, stock):
             assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
         base = AutoModel.from_pretrained(tmp_path)
         assert torch.equal(base(ids).last_hidden_state, plain.decoder(ids))

@@ -56,7 +56,7 @@ def test_auto_classes_know_it():
 
 
 @pytest.mark.parametrize("as_bool", [True, False])
-@pytest.mark.parametrize("variant", ["qkv-rope", "relative", "unrotated", "decoupled", "tied-qkv"])
+@pytest.mark.parametrize("variant", ["qkv-rope", "relative", "unrotated", "decoupled", "tied-qkv", "window", "mixed"])
 def test_whole_masks(variant, as_bool):
     """A causal mask with left padding, given whole, is the same as the padding, given alone."""
     model, ids = make_model(variant), tokens()

@@ -40,7 +40,10 @@ class DecodeCase:
         self.model = LanguageModel(replace(config, max_position_embeddings=longest)).eval()
         self.context = context
         self.tokens = torch.zeros(batch_size, 1, dtype=torch.long)
+        self.model.fold_queries()
         self.cache: Sequence[LayerCache] = self.model.decoder.make_cache()
+        for cache in self.cache:
+            cache.rewind = _STEPS  # the timed steps are taken back
 
     @torch.no_grad()
     def check(self) -> float:

@@ -27,7 +27,7 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A `LayerCache` where Transformers expects a layer of its `Cache`.
 
     The model appends to `layer_cache` itself. This class answers what generation asks: how long the cache is, and to
-    crop, reorder, repeat or move it.
+    crop, reorder or repeat it.
 
     Args:
         layer_cache: The storage.
@@ -41,7 +41,6 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(self, layer_cache: LayerCache, num_cached_tensors: int) -> None:
         self.layer_cache = layer_cache
         self.num_cached_tensors = num_cached_tensors
-        self._device: torch.device | None = None
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -126,33 +125,11 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Keeps the given rows of the batch, by number or by a boolean for each."""
         self.layer_cache.select(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
-    def offload(self) -> None:
-        """Moves the stored tokens to main memory."""
-        if self.is_initialized:
-            self._device = self.layer_cache.tensors[0].device
-            self.layer_cache.to("cpu")
-
-    def prefetch(self) -> None:
-        """Moves offloaded tokens back to their device."""
-        if self._device is not None:
-            self.layer_cache.to(self._device)
-
-
-class OffloadedLayerCache(LayerCache):
-    """A layer cache that rests in main memory and comes to the device of the new tokens only while they attend."""
-
-    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Stores new tokens; see `LayerCache.append`. The views that it returns keep the device's copy alive."""
-        self.to(tensors[0].device)
-        visible = super().append(*tensors)
-        self.to("cpu")
-        return visible
-
 
 def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
     """Makes a Transformers cache hold our layers, and returns their storage, one a layer.
 
-    An empty cache of any plain kind is taken over in place: what it said about length and offloading is kept. So
+    An empty cache of any plain kind is taken over in place: what it said about length is kept. So
     every cache that `generate` makes or a user passes stores one tensor a token where K = V.
 
     Args:
@@ -172,7 +149,7 @@ def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
         layers: list[Any] = list(cache.layers)
         if not layers:  # a DynamicCache without a config has none yet
             layers = [None] * spec.num_hidden_layers
-        cache.layers = [_adopted(layer, spec, index, cache.offloading) for index, layer in enumerate(layers)]
+        cache.layers = [_adopted(layer, spec, index) for index, layer in enumerate(layers)]
         cache.layer_class_to_replicate = None
     return _storage_for(cache, spec)
 
@@ -197,16 +174,17 @@ def _our_layers(cache: Cache) -> list[TwofoldCacheLayer] | None:
     return ours if ours and len(ours) == len(cache.layers) else None
 
 
-def _adopted(layer: Any, spec: ModelConfig, index: int, offloading: bool) -> TwofoldCacheLayer:
-    kind = OffloadedLayerCache if offloading else LayerCache
+def _adopted(layer: Any, spec: ModelConfig, index: int) -> TwofoldCacheLayer:
     capacity = layer.max_cache_len if isinstance(layer, StaticLayer) else None
-    storage = kind(window=spec.layer_sliding_window(index), capacity=capacity)
+    storage = LayerCache(window=spec.layer_sliding_window(index), capacity=capacity)
     adopted = TwofoldCacheLayer(storage, spec.layer_sharing(index).num_cached_tensors)
     adopted.record_past = getattr(layer, "record_past", False)
     return adopted
 
 
 def _check_can_adopt(cache: Cache, spec: ModelConfig) -> None:
+    if cache.offloading:
+        raise CacheError("a twofold model does not offload its cache; leave offloading out")
     for layer in cache.layers:
         if not isinstance(layer, CacheLayerMixin) or type(layer) not in _PLAIN_LAYERS:
             raise CacheError(

@@ -1,6 +1,5 @@
 """The spec's `ModelConfig` as a Transformers config."""
 
-import dataclasses
 import difflib
 import os
 from pathlib import Path
@@ -116,7 +115,7 @@ class TwofoldConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIELDS:
-            self._spec = dataclasses.replace(self._spec, **{name: value})
+            self._spec = self._spec.with_changes(**{name: value})
         else:
             super().__setattr__(name, value)  # type: ignore[no-untyped-call]
 

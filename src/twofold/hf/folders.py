@@ -83,7 +83,7 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: Tokenizer | None =
 
 
 def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBase | None]:
-    """The model in a folder, ready for inference, and its tokenizer, or None where the folder has none.
+    """The model in a folder, ready for inference (`query_depth=2` is folded), and its tokenizer, or None without one.
 
     Raises:
         RunFolderError: for a folder that is missing, holds no twofold model, or is damaged.
@@ -99,6 +99,7 @@ def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBas
     except (SafetensorError, OSError, RuntimeError, ValueError, json.JSONDecodeError) as error:
         raise RunFolderError(f"the weights in {folder} cannot be read: {_one_line(error)}") from error
     _check_complete(folder, report)
+    model.fold_queries()
     return model.eval(), _load_tokenizer(folder)
 
 

@@ -105,7 +105,7 @@ class TwofoldModel(TwofoldPreTrainedModel):  # type: ignore[no-untyped-call]
         Args:
             input_ids: New tokens.
             attention_mask: 1 for real tokens and 0 for padding, (B, S) over the cached and the new tokens; or a mask
-                (B or 1, H or 1, T, S) that replaces causality and windows, boolean (True = sees) or additive.
+                (B or 1, H or 1, T, S) that replaces causality, boolean (True = sees) or additive.
             position_ids: Positions of the new tokens. Default: counted over the real tokens. Where neither a mask nor
                 a cache is given, a position that does not follow the one before it begins another document, which
                 sees nothing of the earlier ones, and no cache is made.
@@ -136,6 +136,7 @@ class TwofoldModel(TwofoldPreTrainedModel):  # type: ignore[no-untyped-call]
             if attention_mask is None and cache is None:
                 documents = read_documents(position_ids)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        use_cache = use_cache and self.spec.causal
         if cache is None and use_cache and documents is None:  # what follows packed documents could not tell them apart
             cache = DynamicCache()
         storage = None if cache is None else adopt_cache(cache, self.config.spec)
@@ -177,6 +178,11 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):  # type: igno
         self.model = TwofoldModel(config)
         self.lm_head = nn.Linear(config.spec.hidden_size, config.spec.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
+
+    def fold_queries(self) -> None:
+        """Turns a model trained with `query_depth=2` into the equal one with a single query matrix, in place."""
+        self.model.decoder.fold_queries()
+        self.config.query_depth = 1
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding."""

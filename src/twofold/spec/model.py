@@ -114,6 +114,26 @@ class ModelConfig:
         """How a layer's one cached tensor meets rotary positions; None where two are cached or nothing rotates."""
         return self.rope_mode if self.layer_sharing(layer).ties_key_value else None
 
+    def with_changes(self, **changes: Any) -> "ModelConfig":
+        """This model with some fields changed; what was derived from others is derived from the new ones.
+
+        A field with the value that it has by default counts as derived: head_dim of hidden_size / heads follows both.
+
+        Raises:
+            ConfigError: for changes that give no valid model.
+        """
+        values = {name: getattr(self, name) for name in field_names()}
+        derived = {
+            "head_dim": self.hidden_size // self.num_attention_heads,
+            "intermediate_size": 4 * self.hidden_size,
+            "num_key_value_heads": self.num_attention_heads,
+        }
+        values.update({name: None for name, default in derived.items() if values[name] == default})
+        bare = ModelConfig(**{**values, "rope_mode": None, "qk_rope_head_dim": None, **changes})
+        if bare.rope_mode is None or "rope_mode" in changes:
+            return bare
+        return ModelConfig(**{**values, **changes})
+
     @property
     def label(self) -> str:
         """The paper's name of the variant, for example `Q-GQA-4`; `mixed` when layers differ.
