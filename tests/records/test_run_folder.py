@@ -24,7 +24,15 @@ def write_state(folder: RunFolder, text: str, error: BaseException | None = None
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "runs" / "a", make_config(), "data")
+    folder = RunFolder.create(tmp_path / "runs" / "a", make_config(), "data")
+    with folder.writing():
+        return folder
+
+
+def resume(path: Path) -> RunFolder:
+    folder = RunFolder.create(path, make_config(), "data")
+    with folder.writing():
+        return folder
 
 
 def test_create_writes_what_open_reads(folder: RunFolder) -> None:
@@ -56,7 +64,7 @@ def test_same_run_is_resumed_silently(folder: RunFolder) -> None:
     folder.append_metrics({"step": 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = RunFolder.create(folder.path, make_config(), "data")
+        again = resume(folder.path)
     assert again.metrics() == [{"step": 1}]
 
 
@@ -64,7 +72,7 @@ def test_another_code_revision_warns_and_is_noted(folder: RunFolder) -> None:
     environment = folder.environment()
     write_json_atomic(folder.path / "environment.json", {**environment, "git_revision": "abc", "twofold": "0.0.1"})
     with pytest.warns(UserWarning, match=r"another code or environment: twofold 0\.0\.1 -> .*git_revision abc -> "):
-        RunFolder.create(folder.path, make_config(), "data")
+        resume(folder.path)
     assert folder.environment()["git_revision"] == "abc"
     assert folder.environment()["resumed"][0]["git_revision"] == environment["git_revision"]
 
@@ -92,9 +100,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_start_that_was_cut_short_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / ".run.json.tmp").write_text('{"sch', encoding="utf-8")
-    RunFolder.create(tmp_path, make_config(), "data")
+    assert not RunFolder.exists(tmp_path)
+    resume(tmp_path)
+    assert RunFolder.exists(tmp_path)
     (tmp_path / "environment.json").unlink()
-    assert RunFolder.create(tmp_path, make_config(), "data").environment()["schema"] == 1
+    assert resume(tmp_path).environment()["schema"] == 1
 
 
 @pytest.mark.parametrize(
@@ -138,7 +148,7 @@ def test_resuming_drops_a_half_written_line(folder: RunFolder) -> None:
     folder.append_metrics({"step": 1})
     with (folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 2')
-    resumed = RunFolder.create(folder.path, make_config(), "data")
+    resumed = resume(folder.path)
     resumed.append_metrics({"step": 2})
     assert resumed.metrics() == [{"step": 1}, {"step": 2}]
 
@@ -162,7 +172,12 @@ def test_directories_are_replaced_whole(folder: RunFolder) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_state(folder, "third", KeyboardInterrupt())
     assert (folder.path / "checkpoint" / "deep" / "state").read_text(encoding="utf-8") == "second"
-    assert sorted(entry.name for entry in folder.path.iterdir()) == ["checkpoint", "environment.json", "run.json"]
+    assert sorted(entry.name for entry in folder.path.iterdir()) == [
+        ".lock",
+        "checkpoint",
+        "environment.json",
+        "run.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,10 +218,36 @@ def test_a_crash_during_the_swap_leaves_old_or_new(
         with pytest.raises(Crash):
             write_state(folder, "new")
     assert state(RunFolder.open(folder.path)) == seen
-    again = RunFolder.create(folder.path, make_config(), "data")
+    again = resume(folder.path)
     assert again.checkpoint_path == folder.path / "checkpoint"
     assert state(again) == resumed
-    assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
+    assert [entry.name for entry in folder.path.iterdir() if entry.name.startswith(".")] == [".lock"]
+
+
+def test_one_writer_at_a_time(folder: RunFolder) -> None:
+    with folder.writing():
+        with pytest.raises(RunFolderError, match="is being written by another process"), folder.writing():
+            pytest.fail("two writers")
+        assert RunFolder.open(folder.path).error() is None  # the one that writes has not failed
+    with folder.writing():
+        pass
+
+
+def test_without_locks_there_is_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    with folder.writing(), folder.writing():
+        pass
+
+
+def test_a_failure_while_writing_is_recorded_and_an_interruption_is_not(folder: RunFolder) -> None:
+    with pytest.raises(KeyboardInterrupt), folder.writing():
+        raise KeyboardInterrupt
+    assert folder.error() is None
+    with pytest.raises(OSError, match="disk"), folder.writing():
+        raise OSError("the disk is gone")
+    error = folder.error()
+    assert error is not None
+    assert error["message"] == "the disk is gone"
 
 
 def test_the_result_finishes_a_run_and_clears_its_error(folder: RunFolder) -> None:

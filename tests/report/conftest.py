@@ -108,6 +108,8 @@ def _config(slug: str, positions: str = "rope") -> RunConfig:
 
 def _make_run(path: Path, slug: str, positions: str) -> tuple[RunFolder, int]:
     run = RunFolder.create(path, _config(slug, positions), DATA_SHA256)
+    with run.writing():
+        pass  # begun, so that there is an environment
     noise, extra = random.Random(slug), VARIANTS[slug][1]
     rows = []
     for step in range(0, STEPS + 1, 10):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from twofold.cost import cache_bytes, count_parameters
 from twofold.data import PackedSequences, prepare_text
 from twofold.eval import measure_perplexity
 from twofold.models import LanguageModel
-from twofold.records import RunFolder
+from twofold.records import RunFolder, read_json, write_json_atomic
 from twofold.spec import ConfigError, DataError, RunFolderError
 from twofold.study import evaluate_language_model, model_folder, text_cache_folder, train_language_model
 from twofold.study.language_model import measure_cache
@@ -117,6 +118,8 @@ def test_measured_cache_bytes_equal_the_formula(model, number, tmp_path):
 def test_a_finished_run_is_returned_without_training(source, tmp_path, monkeypatch):
     config = make_run(source)
     first = train(config, tmp_path / "run")
+    environment = read_json(tmp_path / "run" / "environment.json")
+    write_json_atomic(tmp_path / "run" / "environment.json", {**environment, "twofold": "0.0.1"})  # no warning
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
     def never(*_, **__):
@@ -124,9 +127,11 @@ def test_a_finished_run_is_returned_without_training(source, tmp_path, monkeypat
 
     monkeypatch.setattr("twofold.study.language_model.train", never)
     monkeypatch.setattr("twofold.study.language_model.LanguageModel", never)
-    assert train(config, tmp_path / "run") == first
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train(config, tmp_path / "run") == first
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert {path.name for path in after if before.get(path) != after[path]} <= {"environment.json"}
+    assert after == before
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(source, tmp_path):
@@ -152,7 +157,7 @@ def test_nothing_in_a_run_folder_is_a_pickle(source, tmp_path):
     train(make_run(source, checkpoint_every=2), tmp_path / "run")
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {"state.safetensors", "model.safetensors", "result.json"} <= {path.name for path in files}
-    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors", ".py", ".jinja"}
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors", ".py", ".jinja", ""}  # .lock is empty
     for path in files:
         assert not path.read_bytes().startswith((b"PK", b"\x80")), path  # torch.save's archives, bare pickles
 

@@ -8,7 +8,7 @@ import pytest
 from tests.study import dying
 from tests.tiny_runs import make_documents, make_run, write_text
 from twofold.data import prepare_text
-from twofold.records import RunFolder, read_json
+from twofold.records import RunFolder, exclusive, read_json
 from twofold.report import SEED_RECORD
 from twofold.spec import RunConfig, RunFolderError, TwofoldError, decode
 from twofold.study import (
@@ -162,6 +162,13 @@ def test_a_folder_holds_one_quickstart(tmp_path, no_work):
         run_quickstart(output, seed=1)
     assert json.loads((output / "quickstart.json").read_text(encoding="utf-8")) == record
     assert len(no_work) == 3
+
+
+def test_one_process_at_a_time_writes_a_quickstart(tmp_path, no_work):
+    run_quickstart(tmp_path / "q")
+    with exclusive(tmp_path / "q"), pytest.raises(RunFolderError, match="is being written by another process"):
+        run_quickstart(tmp_path / "q")
+    assert len(no_work) == 2
 
 
 def test_a_folder_that_is_no_quickstart_is_refused(tmp_path, no_work):

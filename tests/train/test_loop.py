@@ -50,7 +50,8 @@ def make_task(num_parts=1, batches=None, spoil_step=None, spoil=math.nan):
 def run(tmp_path, task, **settings):
     config = make_run("unread.txt", **settings)
     folder = RunFolder.create(tmp_path / "run", config, "data")
-    return train(task, config.train, folder, accelerator=Accelerator(cpu=True)), folder
+    with folder.writing():
+        return train(task, config.train, folder, accelerator=Accelerator(cpu=True)), folder
 
 
 @pytest.fixture

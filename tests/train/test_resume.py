@@ -79,7 +79,8 @@ def attempt(path, text, kill=(None, None), **changes):
         end("report", row["step"])
 
     accelerator = Accelerator(cpu=True)
-    result = train(replace(task, batches=batches), config.train, folder, accelerator=accelerator, report=report)
+    with folder.writing():
+        result = train(replace(task, batches=batches), config.train, folder, accelerator=accelerator, report=report)
     return result, folder
 
 

@@ -37,7 +37,8 @@ def start(tmp_path, text, config):
     sequences = PackedSequences(text.train, config.data.sequence_length)
     folder = RunFolder.create(tmp_path / "run", config, text.data_sha256)
     task = make_task(module, sequences, config.train)
-    train(task, config.train, folder, accelerator=Accelerator(cpu=True))
+    with folder.writing():
+        train(task, config.train, folder, accelerator=Accelerator(cpu=True))
     return module, folder
 
 

@@ -5,7 +5,7 @@ holds NaN or Infinity. Knows no torch.
 """
 
 from twofold.records.environment import describe_environment
-from twofold.records.files import read_json, write_json_atomic, write_text_atomic
+from twofold.records.files import exclusive, read_json, write_json_atomic, write_text_atomic
 from twofold.records.folder import RunFolder
 
-__all__ = ["RunFolder", "describe_environment", "read_json", "write_json_atomic", "write_text_atomic"]
+__all__ = ["RunFolder", "describe_environment", "exclusive", "read_json", "write_json_atomic", "write_text_atomic"]

@@ -1,5 +1,6 @@
 """JSON files and directories that are replaced whole: after a crash there is the old one or the new one."""
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from twofold.spec import RunFolderError
+
+try:
+    import fcntl
+except ImportError:  # not Unix: nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
+
+LOCK_NAME = ".lock"
+"""The file by which `exclusive` holds a folder; it stays when the folder is free again."""
 
 
 def dump_json(data: Any, indent: int | None = None) -> str:
@@ -52,6 +62,27 @@ def write_text_atomic(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Holds an existing folder for the one process that writes to it, however that ends; readers are not held up.
+
+    The lock is advice between processes that ask for it, on systems and file systems that have locks.
+
+    Raises:
+        RunFolderError: where another process holds the folder.
+    """
+    with (folder / LOCK_NAME).open("a") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"{folder} is being written by another process; wait for it or stop it") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        yield
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _REPLACED = ("model", "checkpoint")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that holds one run. Made by `create`, which also resumes, or by `open`, which only reads."""
+    """A folder that holds one run. `create` or `open` it; whoever then writes to it does so within `writing`."""
 
     path: Path
     """The folder."""
@@ -33,34 +33,32 @@ class RunFolder:
     """Hash of the data it is trained on."""
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig, data_sha256: str, *, device: str | None = None) -> "RunFolder":
-        """Starts a run in an empty or new folder, or opens the same run there for resuming.
-
-        Resuming under another code revision or version warns and is noted in environment.json. One process at a time
-        may write to a folder.
+    def create(cls, path: Path, config: RunConfig, data_sha256: str) -> "RunFolder":
+        """Begins a run in an empty or new folder, or opens the same run there, finished or to be resumed.
 
         Args:
             path: The folder; parents are made.
             config: What the run is.
             data_sha256: Hash of its data.
-            device: Name of the accelerator, for environment.json.
 
         Raises:
             RunFolderError: where the folder holds another run, or files that are no run.
         """
-        if (path / "run.json").exists():
+        if cls.exists(path):
             folder = cls.open(path)
             folder._refuse_another(config, data_sha256)
-            folder._repair()
-            folder._note_environment(device)
             return folder
         _refuse_foreign(path)
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path, run_id(config, data_sha256), config, data_sha256)
         run = {"schema": SCHEMA, "config": encode(config), "data_sha256": data_sha256, "run_id": folder.run_id}
         write_json_atomic(path / "run.json", run)
-        folder._note_environment(device)
         return folder
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """True when a run has begun in a folder."""
+        return (path / "run.json").exists()
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -70,7 +68,7 @@ class RunFolder:
             RunFolderError: where there is no run, or one that this version cannot read.
         """
         file = path / "run.json"
-        if not file.exists():
+        if not cls.exists(path):
             missing = "does not exist" if not path.exists() else "is not a run folder: it has no run.json"
             raise RunFolderError(f"{path} {missing}")
         run = read_json(file)
@@ -121,6 +119,29 @@ class RunFolder:
         """
         path = self.path / "environment.json"
         return read_json(path) if path.exists() else {}
+
+    @contextmanager
+    def writing(self, device: str | None = None) -> Iterator[None]:
+        """Holds the folder for this process, which may write to it within the block.
+
+        What an earlier process left half done is repaired first. The environment is written before the first step;
+        another code revision or version than before warns and is noted there. An exception in the block, but no
+        interruption, is recorded in error.json.
+
+        Args:
+            device: Name of the accelerator, for environment.json.
+
+        Raises:
+            RunFolderError: where another process is writing.
+        """
+        with files.exclusive(self.path):
+            self._repair()
+            self._note_environment(device)
+            try:
+                yield
+            except Exception as error:
+                self.write_error(error)
+                raise
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Adds one line to metrics.jsonl; numbers that are not finite become null."""
@@ -227,7 +248,7 @@ class RunFolder:
         ]
         if changed:
             message = f"{self.path} is resumed under another code or environment: {'; '.join(changed)}"
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=4)  # this, writing, contextlib
             write_json_atomic(path, {**environment, "resumed": [*environment.get("resumed", []), now]})
 
 

@@ -218,7 +218,7 @@ def load_quickstart(folder: Path, seed_record: Path) -> Quickstart:
 
 def _load_variant(path: Path, decode: dict[str, Any] | None) -> VariantRun:
     blank: dict[str, Any] = {"config": None, "run_id": "", "data_sha256": "", "result": {}, "metrics": []}
-    if not (path / "run.json").exists():
+    if not RunFolder.exists(path):
         return VariantRun(slug=path.name, label=path.name, state="not started", environment={}, decode=decode, **blank)
     run = RunFolder.open(path)
     result, state = ({}, "not finished")

@@ -1,8 +1,7 @@
 """One language-model run from config to result: data, model, training, validation, cache and a sample."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,10 +61,10 @@ def train_language_model(
         )
     training = PackedSequences(text.train, config.data.sequence_length)
     validation = PackedSequences(text.validation, config.data.sequence_length, keep_partial=True)
-    folder = RunFolder.create(output, config, text.data_sha256, device=_device_name(accelerator.device))
+    folder = RunFolder.create(output, config, text.data_sha256)
     if folder.is_finished:
         return folder.result()
-    with _recording_failure(folder):
+    with folder.writing(_device_name(accelerator.device)):
         torch.manual_seed(config.train.seed)
         module = LanguageModel(config.model)
 
@@ -123,7 +122,7 @@ def evaluate_language_model(
     if tokenizer is None:
         raise ConfigError(f"{folder} has no tokenizer, so it cannot read text")
     spec = loaded.config.spec
-    path = next((path for path in (model, model.parent) if (path / "run.json").exists()), None)
+    path = next((path for path in (model, model.parent) if RunFolder.exists(path)), None)
     run = None if path is None else RunFolder.open(path)
     data = DataConfig(sequence_length=min(spec.max_position_embeddings, 1_024)) if run is None else run.config.data
     if source is not None or run is None:
@@ -139,7 +138,7 @@ def evaluate_language_model(
 
 def model_folder(path: Path) -> Path:
     """The model folder that a user means: the folder itself, or the one inside a run folder."""
-    return RunFolder.open(path).model_path if (path / "run.json").exists() else path
+    return RunFolder.open(path).model_path if RunFolder.exists(path) else path
 
 
 @torch.no_grad()
@@ -159,15 +158,6 @@ def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
         "bytes_per_token": formula.total // num_tokens,
         "bytes_per_token_measured": sum(layer.nbytes_used for layer in cache) / num_tokens,
     }
-
-
-@contextlib.contextmanager
-def _recording_failure(folder: RunFolder) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        folder.write_error(error)
-        raise
 
 
 def _sample(model_path: Path) -> str:

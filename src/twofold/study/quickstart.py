@@ -9,7 +9,7 @@ from typing import Any
 
 from twofold.bench import measure_decode, peak_decode_memory
 from twofold.data import prepare_text
-from twofold.records import RunFolder, describe_environment, read_json, write_json_atomic
+from twofold.records import RunFolder, describe_environment, exclusive, read_json, write_json_atomic
 from twofold.spec import (
     ConfigError,
     DataConfig,
@@ -90,7 +90,7 @@ def run_quickstart(
         on_phase: Called with a line for each phase.
 
     Raises:
-        RunFolderError: where the folder holds another quickstart or something else.
+        RunFolderError: where the folder holds another quickstart or something else, or another process writes to it.
     """
     say = on_phase or (lambda _: None)
     configs = quickstart_configs(seed)
@@ -108,12 +108,13 @@ def run_quickstart(
         "decode": None,
     }
     record = _open_record(record_path, record)
-    say(f"training {len(configs)} models of {_BASE.num_hidden_layers} layers, {_TRAIN.steps} steps each")
-    train_side_by_side(configs, output, num_workers=num_workers or num_cores(), on_metrics=on_metrics)
-    if record["decode"] is None:
-        models = {slug: config.model for slug, config in configs.items()}
-        record["decode"] = measure_in_processes(models, DECODE_CONTEXT, say)
-        write_json_atomic(record_path, record)
+    with exclusive(output):
+        say(f"training {len(configs)} models of {_BASE.num_hidden_layers} layers, {_TRAIN.steps} steps each")
+        train_side_by_side(configs, output, num_workers=num_workers or num_cores(), on_metrics=on_metrics)
+        if record["decode"] is None:
+            models = {slug: config.model for slug, config in configs.items()}
+            record["decode"] = measure_in_processes(models, DECODE_CONTEXT, say)
+            write_json_atomic(record_path, record)
 
 
 def train_side_by_side(
@@ -141,7 +142,7 @@ def train_side_by_side(
     }
     errors = run_side_by_side(runs, num_workers, show_metrics)
     for slug, error in errors.items():
-        if isinstance(error, WorkerError) and (output / slug / "run.json").exists():
+        if isinstance(error, WorkerError) and RunFolder.exists(output / slug):
             RunFolder.open(output / slug).write_error(error)  # its process could not
     _raise_failures(errors)
 
@@ -231,4 +232,4 @@ def _raise_failures(errors: Mapping[str, BaseException]) -> None:
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    return RunFolder.open(path).metrics() if (path / "run.json").exists() else []
+    return RunFolder.open(path).metrics() if RunFolder.exists(path) else []

@@ -50,8 +50,7 @@ def train(
 ) -> dict[str, float]:
     """Trains until the last step, from the folder's checkpoint where there is one, and leaves the model in the folder.
 
-    A resumed run gives the same losses and weights as one that was never stopped. A failure is recorded in the folder
-    with its traceback; an interrupt leaves the latest checkpoint.
+    A resumed run gives the same losses and weights as one that was never stopped. Call it within `folder.writing`.
 
     Args:
         task: What to train.
@@ -66,11 +65,7 @@ def train(
     Raises:
         TrainingError: when the loss or a figure of the validation is no longer a number.
     """
-    try:
-        return _Loop(task, config, folder, accelerator or Accelerator(), report).run()
-    except Exception as error:
-        folder.write_error(error)
-        raise
+    return _Loop(task, config, folder, accelerator or Accelerator(), report).run()
 
 
 class _Loop(Generic[Batch]):
