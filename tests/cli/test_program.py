@@ -125,10 +125,18 @@ def test_a_failure_exits_with_1_and_says_how_to_see_more(broken, capsys):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
-def test_an_interruption_says_how_to_go_on(error, broken, capsys):
+@pytest.mark.parametrize("arguments", [["train"], ["--debug", "quickstart", "--seed", "3"]])
+def test_an_interruption_says_how_to_go_on(error, arguments, broken, capsys):
     broken(error)
-    assert main(["info"]) == 130
+    assert main(arguments) == 130
     assert capsys.readouterr().err == "twofold: interrupted; run the same command again to resume\n"
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["report", "train"], []])
+def test_what_begins_anew_is_only_interrupted(arguments, broken, capsys):
+    broken(KeyboardInterrupt())
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == "twofold: interrupted\n"
 
 
 def test_an_interruption_inside_a_verb(monkeypatch, capsys):
@@ -137,4 +145,4 @@ def test_an_interruption_inside_a_verb(monkeypatch, capsys):
 
     monkeypatch.setattr("twofold.cost.model_cost", interrupt)
     assert main(["cost", "--preset", "gpt-tiny"]) == 130
-    assert capsys.readouterr().err.endswith("twofold: interrupted; run the same command again to resume\n")
+    assert capsys.readouterr().err.endswith("twofold: interrupted\n")

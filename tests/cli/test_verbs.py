@@ -56,6 +56,14 @@ def test_train_keeps_a_model_and_says_how_good_it_is(capfd, workplace):
     assert re.fullmatch(r" *\d+ s  100%  a 4/4 loss \d\.\d{3}, [\d,]+ tokens/s", line)
 
 
+@pytest.mark.parametrize(("inside", "reason"), [("", "File exists"), ("/in", "Not a directory")])
+def test_a_cache_that_is_a_file_is_one_line(inside, reason, capfd, workplace, monkeypatch):
+    (workplace / "cache").write_text("", encoding="utf-8")
+    monkeypatch.setenv("TWOFOLD_CACHE", f"cache{inside}")
+    assert main(["train", "--config", "run.yaml", "--device", "cpu"]) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == f"twofold: error: cache{inside}: {reason}"
+
+
 def test_train_prints_json_alone(capfd, workplace):
     output = train(capfd, "--json")
     assert json.loads(output.out) == RunFolder.open(workplace / "runs" / "a").result()
@@ -161,6 +169,8 @@ def test_report_writes_the_page_of_runs_that_are_there(capfd, workplace):
     assert "Q-K=V" in page
     assert program(capfd, "report", "quick", "--output", "page.html").out == "page.html\n"
     assert (workplace / "page.html").exists()
+    assert main(["report", "quick", "--output", "quick"]) == 2
+    assert capfd.readouterr().err == "twofold: error: quick: Is a directory\n"
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
+_RESUMED = ("quickstart", "train")
+"""Verbs that go on where they were when they are given again."""
+
 # Typer keeps the base of its usage errors private; every one of them is a sibling of BadParameter.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -73,8 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), EXIT_BAD_INPUT, debug)
     except TwofoldError as error:  # a run that diverged, a measurement whose gate failed
         return _failed(str(error), EXIT_FAILED, debug)
-    except (NotADirectoryError, PermissionError) as error:
-        return _failed(f"{error.filename}: {error.strerror}", EXIT_BAD_INPUT, debug)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        path = error.filename2 or error.filename  # of a rename that fails, the target
+        return _failed(f"{path}: {error.strerror}", EXIT_BAD_INPUT, debug)
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of a program; --debug shows all of it
@@ -82,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "" if debug else " (run again with --debug for the traceback)"
         return _failed(f"{reason}{hint}", EXIT_FAILED, debug)
     if code == EXIT_INTERRUPTED:
-        _say("interrupted; run the same command again to resume")
+        resumes = bool(given) and given[0] in _RESUMED
+        _say("interrupted; run the same command again to resume" if resumes else "interrupted")
     return code if isinstance(code, int) else EXIT_DONE
 
 
