@@ -33,6 +33,11 @@ def row_of(path: Path, label: str, table: int = 0) -> list[str]:
     raise AssertionError(label)
 
 
+def plot_in_words(path: Path) -> str:
+    (label,) = re.findall(r'aria-label="(Perplexity increase.*?)"', path.read_text(encoding="utf-8"))
+    return html.unescape(label).replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_the_table_holds_every_number(make_folder: Callable) -> None:
     folder = make_folder()
     path = write_report(folder.path, seed_record=folder.seed_record)
@@ -51,13 +56,18 @@ def test_the_table_holds_every_number(make_folder: Callable) -> None:
 
 def test_the_answer_is_computed(make_folder: Callable) -> None:
     folder = make_folder()
-    text = text_of(write_report(folder.path, seed_record=folder.seed_record))
+    path = write_report(folder.path, seed_record=folder.seed_record)
+    text = text_of(path)
     assert "Q-K=V halves the KV cache (−50 %) for +2.4 % perplexity in this run." in text
     assert "Q-MQA has the smallest cache: −93.75 %, for +4.8 % perplexity." in text
     assert re.search(r"At 16,384 tokens of context, Q-K=V decodes 1\.\d\d times as fast as QKV", text)
     assert "One seed for each variant, so no interval is drawn" in text
     assert "count the padding of short documents as targets" in text
     assert "of 8 query heads here and of 16 in the paper" in text
+    sources = "QKV and Q-K=V from the paper; Q=K-V, Q=K=V, GQA-4, MQA, Q-GQA-4 and Q-MQA from third parties who quote"
+    assert sources in re.sub(r" +([,;])", r"\1", text)
+    assert "The authors' later pair on FineWeb-Edu, with padding masked: 20.82 → 21.28, +2.2 %." in text
+    assert "Q-K=V −50 % cache, +2.4 % perplexity; " in plot_in_words(path)
     assert "untrained copies" in text
     assert "not a fused kernel" in text
     assert "positions are rotary; the paper’s are learned." in text
@@ -117,6 +127,8 @@ def test_seeds_give_intervals_and_no_order_within_noise(make_folder: Callable) -
     text = text_of(path)
     assert re.search(r"Q-K=V halves the KV cache \(−50 %\) for \+2\.\d % ± 0\.\d perplexity", text)
     assert "What five seeds can tell" in text
+    (mean,) = re.findall(r"Q-K=V −50 % cache, (.*?) perplexity; ", plot_in_words(path))
+    assert mean == re.findall(r"\(−50 %\) for (.*?) perplexity", text)[0]
     assert re.fullmatch(r"costs 2\.\d % ± 0\.\d perplexity", row_of(path, "Q-K=V", table=1)[5])
     assert row_of(path, "QKV", table=1)[5] == "the reference"
     assert re.search(r"in no order: .*MQA and Q-GQA-4 decoupled", text)

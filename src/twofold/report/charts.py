@@ -40,15 +40,23 @@ class Point:
     """True when K = V."""
     comparable: bool = True
     """False when it differs from QKV in more than sharing and heads; drawn as a diamond, never on the front."""
+    worse_than: frozenset[str] | None = None
+    """Labels of the points that several seeds tell to cost less; None where single runs are all there is."""
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Points that no other beats in one respect without losing in the other, from the smallest cache up."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.share, point.increase)):
-        if not front or point.increase < front[-1].increase:
-            front.append(point)
-    return front
+    """Points that no other beats in one respect without losing in the other, from the smallest cache up.
+
+    Where there are seeds, a point stays unless they tell its cost from that of a point that beats it.
+    """
+
+    def beats(other: Point, point: Point) -> bool:
+        no_worse = other.share <= point.share and other.increase <= point.increase
+        better = other.share < point.share or other.increase < point.increase
+        return no_worse and better and (point.worse_than is None or other.label in point.worse_than)
+
+    front = [point for point in points if not any(beats(other, point) for other in points)]
+    return sorted(front, key=lambda point: (point.share, -point.increase))
 
 
 def top_of_axis(values: Sequence[float]) -> float:
@@ -255,7 +263,8 @@ def _front_boxes(axes: "Axes", front: Sequence[Point]) -> list[Box]:
             axes.transData.transform((point.share, point.increase)) for point in (first, second)
         )
         boxes.append(Box(left=float(left), right=float(right), bottom=float(high) - 1, top=float(high) + 1))
-        boxes.append(Box(left=float(right) - 1, right=float(right) + 1, bottom=float(low), top=float(high)))
+        ends = sorted((float(low), float(high)))
+        boxes.append(Box(left=float(right) - 1, right=float(right) + 1, bottom=ends[0], top=ends[1]))
     return boxes
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from twofold.report.charts import Point, quality_against_cache, training_curve
 from twofold.report.published import Published
 from twofold.report.quickstart import BASELINE, Quickstart, VariantRun
-from twofold.report.words import percent, reduction
+from twofold.report.words import percent, plus_minus, reduction
 
 _MAX_CURVE_POINTS = 150
 
@@ -19,7 +19,7 @@ def main_figures(quickstart: Quickstart, published: Published) -> dict[str, str]
     points += [
         Point(
             label=row.label,
-            share=row.cache_share,
+            share=float(row.cache_share),
             increase=row.increase,
             own=False,
             one_tensor=row.one_tensor,
@@ -29,7 +29,7 @@ def main_figures(quickstart: Quickstart, published: Published) -> dict[str, str]
     ]
     kib = baseline.cache_bytes / 1024
     told = "; ".join(
-        f"{run.label} {reduction(quickstart.cache_share(run))} cache, {percent(quickstart.increase(run))} perplexity"
+        f"{run.label} {reduction(quickstart.cache_share(run))} cache, {_cost(quickstart, run)} perplexity"
         for run in quickstart.finished
         if run is not baseline
     )
@@ -74,6 +74,20 @@ def curve_figures(quickstart: Quickstart) -> list[dict[str, Any]]:
     ]
 
 
+def _cost(quickstart: Quickstart, run: VariantRun) -> str:
+    """What the plot shows in words: the mean of the seeds where there is a record, else this folder's run."""
+    interval = quickstart.seed_increase(run)
+    return percent(quickstart.increase(run)) if interval is None else plus_minus(interval)
+
+
+def _worse_than(quickstart: Quickstart, run: VariantRun) -> frozenset[str] | None:
+    """Labels of the runs that the seeds tell to have a lower perplexity; None without a record."""
+    if quickstart.seeds is None:
+        return None
+    others = ((other.label, quickstart.seeds.increase(run.slug, other.slug)) for other in quickstart.finished)
+    return frozenset(label for label, interval in others if interval is None or interval.low > 0)
+
+
 def _point(quickstart: Quickstart, run: VariantRun) -> Point | None:
     share, increase, interval = quickstart.cache_share(run), quickstart.increase(run), quickstart.seed_increase(run)
     if share is None or increase is None:
@@ -88,6 +102,7 @@ def _point(quickstart: Quickstart, run: VariantRun) -> Point | None:
         own=True,
         one_tensor=run.one_tensor,
         comparable=quickstart.comparable(run),
+        worse_than=_worse_than(quickstart, run),
     )
 
 

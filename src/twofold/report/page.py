@@ -58,6 +58,7 @@ def build_page(quickstart: Quickstart, published: Published) -> dict[str, Any]:
         "confidence": words.confidence(quickstart),
         "other_positions": words.other_positions(quickstart),
         "published": published,
+        "sources": words.sources(published),
         "masked_increase": percent(published.masked_increase),
         "heads": models[0].num_attention_heads if models else None,
         "setup": _setup(quickstart),
@@ -102,7 +103,6 @@ def _row(quickstart: Quickstart, published: Published, run: VariantRun) -> dict[
     interval = quickstart.seed_increase(run)
     is_baseline = run.slug == BASELINE
     row |= {
-        "is_baseline": is_baseline,
         "parameters": f"{run.result['parameters']:,}",
         "perplexity": fixed(validation["perplexity"], 2) if run.loss is not None else "diverged",
         "bits_per_byte": fixed(validation["bits_per_byte"], 3),
@@ -111,7 +111,6 @@ def _row(quickstart: Quickstart, published: Published, run: VariantRun) -> dict[
         if interval and not is_baseline
         else "",
         "paper_increase": DASH if is_baseline or paper is None else signed(paper.increase),
-        "paper_source": paper.source if paper else "",
         "cache": _kib(cache["bytes_per_token"]),
         "cache_measured": _kib(cache["bytes_per_token_measured"]),
         "cache_differs": abs(cache["bytes_per_token_measured"] / cache["bytes_per_token"] - 1) > 0.005,

@@ -1,10 +1,11 @@
 """The paper's figures, as package data."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from twofold.spec import read_yaml, variant_fields
+from twofold.spec import ProjectionSharing, read_yaml, variant_fields
 
 _PATH = Path(__file__).parent / "paper_tables.yaml"
 
@@ -18,17 +19,13 @@ class PublishedVariant:
     increase: float
     """Perplexity above QKV in percent, as printed there."""
     cache_reduction: float
-    """Cache saved against QKV in percent."""
+    """Cache saved against QKV in percent, as printed there, rounded."""
+    cache_share: Fraction
+    """Cache per token as a share of QKV's, exactly, from heads and sharing."""
     source: str
     """`paper`, `repo` or `secondary`: how directly the figure reached us."""
     one_tensor: bool
     """True when K = V, so that one tensor is cached."""
-
-    @property
-    def cache_share(self) -> float:
-        """Cache per token as a share of QKV's. The paper rounds to one decimal; the exact shares are powers of two."""
-        share = 1 - self.cache_reduction / 100
-        return 1 / round(1 / share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +42,8 @@ class Published:
     """Why only ratios compare."""
     masked_increase: float
     """Perplexity of Q-K=V above QKV in percent in the authors' later pair with padding masked."""
+    masked_note: str
+    """What that pair is."""
     masked_pair: tuple[float, float]
     """Perplexities of QKV and Q-K=V in that pair."""
 
@@ -56,12 +55,15 @@ def load_published() -> Published:
     variants = {}
     for label, row in table["rows"].items():
         _, increase, reduction = row["values"]
+        fields = variant_fields(label, heads)
+        one_tensor = ProjectionSharing.parse(fields["sharing"]).ties_key_value
         variants[label] = PublishedVariant(
             label=label,
             increase=increase,
             cache_reduction=reduction,
+            cache_share=Fraction(fields["num_key_value_heads"], heads) / (2 if one_tensor else 1),
             source=row["source"],
-            one_tensor=variant_fields(label, heads)["sharing"] in ("tied-kv", "tied-qkv"),
+            one_tensor=one_tensor,
         )
     masked = table["padding_masked"]["rows"]
     return Published(
@@ -70,5 +72,6 @@ def load_published() -> Published:
         num_attention_heads=heads,
         caveat=table["caveat"],
         masked_increase=100 * (masked["Q-K=V"] / masked["QKV"] - 1),
+        masked_note=table["padding_masked"]["note"],
         masked_pair=(masked["QKV"], masked["Q-K=V"]),
     )

@@ -4,11 +4,17 @@ from datetime import datetime
 from fractions import Fraction
 
 from twofold.cost import format_decimal
+from twofold.report.published import Published
 from twofold.report.quickstart import BASELINE, Quickstart, VariantRun
 from twofold.report.statistics import Interval
 
 DASH = "–"
 _SPACE = "\N{NO-BREAK SPACE}"
+_SOURCES = {
+    "paper": "from the paper",
+    "repo": "from the authors’ repository",
+    "secondary": "from third parties who quote the paper",
+}
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -65,6 +71,18 @@ def when(timestamp: str) -> str:
     except ValueError:
         return timestamp
     return f"{time:%Y-%m-%d %H:%M} {time.tzname() or ''}".strip()
+
+
+def sources(published: Published) -> str:
+    """Where the published figures come from: `QKV and Q-K=V from the paper; ...`."""
+    labels: dict[str, list[str]] = {}
+    for row in published.variants.values():
+        labels.setdefault(row.source, []).append(row.label)
+    return "; ".join(f"{_listed(names)} {_SOURCES[source]}" for source, names in labels.items())
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def headline(quickstart: Quickstart) -> str:

@@ -143,7 +143,7 @@ def model_folder(path: Path) -> Path:
 
 @torch.no_grad()
 def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
-    """Bytes that the model's cache really needs for a token, beside the formula's."""
+    """Bytes of the tensors that the model's cache really holds for a token, beside the formula's."""
     parameter = next(module.parameters())
     probe = text.validation.tokens()[: min(_PROBE_TOKENS, module.config.max_position_embeddings)]
     num_tokens = len(probe)
@@ -156,7 +156,7 @@ def measure_cache(module: LanguageModel, text: TextData) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "bytes_per_token": formula.total // num_tokens,
-        "bytes_per_token_measured": sum(layer.nbytes_used for layer in cache) / num_tokens,
+        "bytes_per_token_measured": sum(tensor.nbytes for layer in cache for tensor in layer.tensors) / num_tokens,
     }
 
 
