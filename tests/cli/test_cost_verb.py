@@ -1,6 +1,7 @@
 """`twofold cost`."""
 
 import json
+from fractions import Fraction
 
 import pytest
 import yaml
@@ -120,6 +121,8 @@ def test_positions_of_unrotated_keys_are_shown(capsys):
     rows = cost_json(capsys, *arguments)
     assert rows["Q-K=V"]["cache_bytes_per_token"]["position_bytes"] == 4 * 4
     assert rows["QKV"]["cache_bytes_per_token"]["position_bytes"] == 0
+    totals = [rows[name]["cache_bytes_at_context"]["total"] for name in ("Q-K=V", "QKV")]
+    assert Fraction(rows["Q-K=V"]["cache_reduction"]) == 1 - Fraction(*totals) != Fraction(1, 2)
     assert "4 bytes of position" in cost(capsys, *arguments).out
 
 

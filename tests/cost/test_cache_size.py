@@ -96,6 +96,13 @@ def test_unrotated_keys_keep_a_position_beside_each_token_of_a_tied_layer():
     assert size.total == size.tensor_bytes + size.position_bytes
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_a_reduction_counts_the_positions_too(dtype, size):
+    config = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="unrotated")
+    expected = 1 - Fraction(32 * size + 4, 64 * size)
+    assert cache_reduction(config, unshared_baseline(config), 10, dtype) == expected
+
+
 def test_relative_mode_keeps_no_positions():
     config = ModelConfig(**ROPE, sharing="tied-kv")
     assert cache_bytes(config, 10) == CacheSize(tensor_bytes=3 * 10 * 32 * 2, position_bytes=0)

@@ -83,23 +83,24 @@ def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch
     )
 
 
-def cache_reduction(config: ModelConfig, baseline: ModelConfig, tokens: int = 1) -> Fraction:
-    """The share of the baseline's cached elements that a model saves, as an exact fraction.
+def cache_reduction(config: ModelConfig, baseline: ModelConfig, tokens: int = 1, dtype: str = "bfloat16") -> Fraction:
+    """The share of the baseline's cache bytes that a model saves, as an exact fraction.
 
     Tied K = V saves 1/2; one key/value head for 16 query heads saves 15/16; both together save 31/32. The number is
-    negative where the model caches more than the baseline. Positions of rope_mode unrotated are not elements.
+    negative where the model caches more than the baseline.
 
     Args:
         config: The model.
         baseline: What it is compared to, usually `unshared_baseline(config)`.
         tokens: Tokens in the sequence. The answer depends on it only where windows differ from layer to layer.
+        dtype: Type of the cached elements. The answer depends on it only where positions are cached beside them.
 
     Raises:
-        ConfigError: when there are no tokens to compare.
+        ConfigError: when there are no tokens to compare, or for an unknown dtype.
     """
     if tokens < 1:
         raise ConfigError(f"a reduction compares caches with at least 1 token; got {tokens}")
-    return 1 - Fraction(cache_elements(config, tokens), cache_elements(baseline, tokens))
+    return 1 - Fraction(cache_bytes(config, tokens, dtype).total, cache_bytes(baseline, tokens, dtype).total)
 
 
 def unshared_baseline(config: ModelConfig) -> ModelConfig:

@@ -25,7 +25,7 @@ class Cost:
     cache_at_context: CacheSize | None
     """Cache bytes at the context asked for, with windows honoured; None as above."""
     cache_reduction: Fraction | None
-    """Share of cached elements saved at that context, against the same model unshared; None as above."""
+    """Share of cache bytes saved at that context, against the same model unshared; None as above."""
 
 
 def model_cost(config: ModelConfig, *, context: int, dtype: str, sequence_lengths: Sequence[int]) -> Cost:
@@ -41,7 +41,7 @@ def model_cost(config: ModelConfig, *, context: int, dtype: str, sequence_length
         ConfigError: for a context or length below 1, or an unknown dtype.
     """
     at_context = cache_bytes(config, context, dtype)
-    reduction = cache_reduction(config, unshared_baseline(config), context)
+    reduction = cache_reduction(config, unshared_baseline(config), context, dtype)
     return Cost(
         config=config,
         parameters=count_parameters(config),
