@@ -177,7 +177,7 @@ def test_an_incomplete_entry_in_the_way_is_named(config, tmp_path):
 
 def test_the_tokenizer_lies_beside_the_tokens(config, tmp_path):
     data = prepare_text(config, tmp_path)
-    assert Tokenizer.from_file(str(data.tokenizer_path)).to_str() == data.tokenizer.to_str()
+    assert Tokenizer.from_file(str(data.folder / "tokenizer.json")).to_str() == data.tokenizer.to_str()
     assert data.vocab_size == 257
 
 

@@ -77,11 +77,6 @@ class TextData:
     """The cache entry that holds all files."""
 
     @property
-    def tokenizer_path(self) -> Path:
-        """The tokenizer's `tokenizer.json`, to be copied into a model folder."""
-        return self.folder / _TOKENIZER
-
-    @property
     def vocab_size(self) -> int:
         """Rows that the model's embedding needs at least."""
         return vocabulary_size(self.tokenizer)

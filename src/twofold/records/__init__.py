@@ -4,8 +4,16 @@ The only code that reads or writes them; every other room asks `RunFolder`. JSON
 holds NaN or Infinity. Knows no torch.
 """
 
-from twofold.records.environment import describe_environment
+from twofold.records.environment import describe_environment, num_cores
 from twofold.records.files import exclusive, read_json, write_json_atomic, write_text_atomic
 from twofold.records.folder import RunFolder
 
-__all__ = ["RunFolder", "describe_environment", "exclusive", "read_json", "write_json_atomic", "write_text_atomic"]
+__all__ = [
+    "RunFolder",
+    "describe_environment",
+    "exclusive",
+    "num_cores",
+    "read_json",
+    "write_json_atomic",
+    "write_text_atomic",
+]

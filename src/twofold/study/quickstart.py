@@ -9,7 +9,7 @@ from typing import Any
 
 from twofold.bench import measure_decode, peak_decode_memory
 from twofold.data import prepare_text
-from twofold.records import RunFolder, describe_environment, exclusive, read_json, write_json_atomic
+from twofold.records import RunFolder, describe_environment, exclusive, num_cores, read_json, write_json_atomic
 from twofold.spec import (
     ConfigError,
     DataConfig,
@@ -24,7 +24,7 @@ from twofold.spec import (
     variant_fields,
 )
 from twofold.study.language_model import text_cache_folder, train_language_model
-from twofold.study.workers import WorkerError, num_cores, run_side_by_side, worker_pool
+from twofold.study.workers import WorkerError, run_side_by_side, worker_pool
 
 SCHEMA = 1
 DECODE_CONTEXT = 16_384

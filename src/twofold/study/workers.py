@@ -23,11 +23,6 @@ class WorkerError(TwofoldError):
     """A call whose process does not live to its end."""
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_side_by_side(
     calls: Mapping[str, Callable[[], Any]], num_workers: int, on_wait: Callable[[], None] | None = None
 ) -> dict[str, BaseException]:
