@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from twofold.data import END_OF_TEXT, build_tokenizer, end_of_text_id, vocabulary_size
+from twofold.data import END_OF_TEXT, build_tokenizer, end_of_text, end_of_text_id, vocabulary_size
 from twofold.spec import DataConfig, DataError
 
 GPT2 = Path(__file__).parents[2] / "../shared/data/registry/gpt2_tokenizer"
@@ -102,7 +102,8 @@ def test_a_folder_with_tokenizer_json_loads_without_its_padding_and_truncation(t
 
 @pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>", "<eos>"])
 def test_other_names_of_end_of_text_are_known(name):
-    assert end_of_text_id(Tokenizer(models.WordLevel({"a": 0, name: 1}, unk_token="a"))) == 1
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, name: 1}, unk_token="a"))
+    assert (end_of_text(tokenizer), end_of_text_id(tokenizer)) == (name, 1)
 
 
 def test_ids_with_gaps_count_to_the_largest():

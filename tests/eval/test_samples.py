@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.tiny_runs import MODEL
-from twofold.data import build_tokenizer
+from twofold.data import END_OF_TEXT, build_tokenizer
 from twofold.eval import sample_text
 from twofold.hf import to_hf, wrap_tokenizer
 from twofold.models import LanguageModel
@@ -17,7 +17,7 @@ NUM_NEW = 40
 @pytest.fixture(scope="module")
 def tokenizer():
     bytes_only: Tokenizer = build_tokenizer(DataConfig(tokenizer="bytes"), [])
-    return wrap_tokenizer(bytes_only, 64)
+    return wrap_tokenizer(bytes_only, 64, END_OF_TEXT)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from twofold.hf import TwofoldConfig, TwofoldForCausalLM
 from twofold.models import LanguageModel
 
 VOCABULARY = 61
+END_OF_TEXT = "<|endoftext|>"
 
 # One variant of each kind of cache: two tensors, one, one with positions, one with a rotary part, sliding, mixed.
 VARIANTS = {
@@ -56,7 +57,7 @@ def make_tokenizer():
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = ["the cat sat on the mat and the dog sat on the cat", "a cat and a dog and a mat"]
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], show_progress=False)
     tokenizer.train_from_iterator(text, trainer)
     from tokenizers import decoders
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, pipeline
 
-from tests.hf.small import VARIANTS, make_model, make_plain, make_tokenizer
+from tests.hf.small import END_OF_TEXT, VARIANTS, make_model, make_plain, make_tokenizer
 from twofold.hf import TwofoldForCausalLM, load_model, save_model
 from twofold.spec import ConfigError, RunFolderError, TwofoldError
 
@@ -31,7 +31,7 @@ model.save_pretrained(sys.argv[2])
 
 @pytest.fixture
 def folder(tmp_path):
-    save_model(make_plain(), tmp_path / "model", make_tokenizer())
+    save_model(make_plain(), tmp_path / "model", make_tokenizer(), END_OF_TEXT)
     return tmp_path / "model"
 
 
@@ -76,13 +76,21 @@ def test_what_is_in_a_folder(folder):
 
 def test_tokenizer(folder):
     _, tokenizer = load_model(folder)
-    assert tokenizer.eos_token == tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.eos_token == tokenizer.pad_token == END_OF_TEXT
     batch = tokenizer(["the cat sat", "a dog"], padding=True, return_tensors="pt")
     assert set(batch) == {"input_ids", "attention_mask"}
     assert batch["attention_mask"][1, 0] == 0  # padded on the left
     text = "the cat sat on the mat"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer(text)["input_ids"] == make_tokenizer().encode(text).ids
+
+
+def test_a_token_that_ends_texts_is_the_callers_to_name(tmp_path):
+    save_model(make_plain(), tmp_path / "none", make_tokenizer())
+    _, tokenizer = load_model(tmp_path / "none")
+    assert tokenizer.eos_token is None
+    with pytest.raises(ConfigError, match="the tokenizer has no token '</s>'"):
+        save_model(make_plain(), tmp_path / "other", make_tokenizer(), "</s>")
 
 
 def test_pipeline(folder):

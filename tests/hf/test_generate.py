@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache, TextStreamer, set_seed
 
-from tests.hf.small import VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
+from tests.hf.small import END_OF_TEXT, VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
 from twofold.cache import CacheError, LayerCache
 from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_sizes, wrap_tokenizer
 from twofold.spec import ConfigError, TwofoldError
@@ -133,7 +133,7 @@ def test_embeddings_as_prompt():
 
 
 def test_streaming(capsys):
-    tokenizer = wrap_tokenizer(make_tokenizer(), 96)
+    tokenizer = wrap_tokenizer(make_tokenizer(), 96, END_OF_TEXT)
     model = make_model()
     prompt = tokenizer("the cat", return_tensors="pt")
     expected = model.generate(**prompt, max_new_tokens=NEW, do_sample=False)

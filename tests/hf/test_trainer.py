@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 
-from tests.hf.small import VOCABULARY, make_config, make_tokenizer
+from tests.hf.small import END_OF_TEXT, VOCABULARY, make_config, make_tokenizer
 from twofold.hf import TwofoldForCausalLM, load_model, wrap_tokenizer
 
 
@@ -22,7 +22,7 @@ class Losses(TrainerCallback):
 def make_trainer(folder, variant, steps):
     torch.manual_seed(0)
     model = TwofoldForCausalLM(make_config(variant))
-    tokenizer = wrap_tokenizer(make_tokenizer(), 96)
+    tokenizer = wrap_tokenizer(make_tokenizer(), 96, END_OF_TEXT)
     texts = torch.randint(1, VOCABULARY, (8, 12)).tolist()
     losses = Losses()
     trainer = Trainer(

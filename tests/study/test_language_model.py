@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import twofold.hf  # noqa: F401 - registers the models
 from tests.tiny_runs import make_documents, make_run, write_text
 from twofold.cost import cache_bytes, count_parameters
-from twofold.data import PackedSequences, prepare_text
+from twofold.data import PackedSequences, build_tokenizer, prepare_text
 from twofold.eval import measure_perplexity
+from twofold.hf import load_model
 from twofold.models import LanguageModel
 from twofold.records import RunFolder, read_json, write_json_atomic
 from twofold.spec import ConfigError, DataError, RunFolderError
@@ -83,6 +84,21 @@ def test_a_run_from_text_to_result(kind, tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     evaluated = evaluate_language_model(tmp_path / "run", batch_size=config.train.batch_size, device="cpu")
     assert evaluated.to_dict() == result["validation"]
+
+
+def test_the_token_that_ends_texts_of_a_foreign_tokenizer_is_kept(source, tmp_path):
+    tokenizer = build_tokenizer(make_run(source).data, [])
+    (tmp_path / "foreign").mkdir()
+    text = tokenizer.to_str().replace("<|endoftext|>", "</s>")
+    (tmp_path / "foreign" / "tokenizer.json").write_text(text, encoding="utf-8")
+    config = make_run(source, data={"tokenizer": str(tmp_path / "foreign")}, steps=2)
+    train(config, tmp_path / "run")
+    model, tokenizer = load_model(RunFolder.open(tmp_path / "run").model_path)
+    assert tokenizer.eos_token == tokenizer.pad_token == tokenizer.bos_token == "</s>"
+    generation = model.generation_config
+    assert generation.eos_token_id == generation.pad_token_id == generation.bos_token_id == 256
+    prompts = tokenizer(["a cat", "the"], padding=True, return_tensors="pt")
+    assert model.generate(**prompts, max_new_tokens=2).shape[1] <= len("a cat") + 2
 
 
 def test_tied_key_and_value_halve_the_measured_cache(source, tmp_path):

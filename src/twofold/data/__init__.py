@@ -7,7 +7,7 @@ whose documents stay apart; `batch_order` says which sequences a training step t
 from twofold.data.packing import IGNORE_INDEX, PADDING_DOCUMENT, PackedSequences, PackedTokens, batch_order
 from twofold.data.prepare import TextData, TokenFile, open_text, prepare_text
 from twofold.data.sources import read_documents, split_documents
-from twofold.data.tokenizers import END_OF_TEXT, build_tokenizer, end_of_text_id, vocabulary_size
+from twofold.data.tokenizers import END_OF_TEXT, build_tokenizer, end_of_text, end_of_text_id, vocabulary_size
 
 __all__ = [
     "END_OF_TEXT",
@@ -19,6 +19,7 @@ __all__ = [
     "TokenFile",
     "batch_order",
     "build_tokenizer",
+    "end_of_text",
     "end_of_text_id",
     "open_text",
     "prepare_text",

@@ -18,7 +18,7 @@ from jaxtyping import Int64, UInt
 from tokenizers import Tokenizer
 
 from twofold.data.sources import read_documents, split_documents
-from twofold.data.tokenizers import build_tokenizer, end_of_text_id, vocabulary_size
+from twofold.data.tokenizers import build_tokenizer, end_of_text, end_of_text_id, vocabulary_size
 from twofold.spec import DataConfig, DataError, canonical_json
 
 _FORMAT = 1  # a change of the files' layout or of what enters them must raise it
@@ -82,8 +82,13 @@ class TextData:
         return vocabulary_size(self.tokenizer)
 
     @property
-    def end_of_text_id(self) -> int:
+    def end_of_text(self) -> str:
         """The token that ends each document."""
+        return end_of_text(self.tokenizer)
+
+    @property
+    def end_of_text_id(self) -> int:
+        """Its id."""
         return end_of_text_id(self.tokenizer)
 
 

@@ -54,13 +54,19 @@ def build_tokenizer(config: DataConfig, training_documents: Sequence[str]) -> To
     return tokenizer
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """The id of the token that ends a document; `DataError` where the tokenizer has none under a known name."""
+def end_of_text(tokenizer: Tokenizer) -> str:
+    """The token that ends a document; `DataError` where the tokenizer has none under a known name."""
     for name in _END_OF_TEXT_NAMES:
-        found = tokenizer.token_to_id(name)
-        if found is not None:
-            return int(found)
+        if tokenizer.token_to_id(name) is not None:
+            return name
     raise DataError(f"the tokenizer has no end-of-text token; it needs one of {', '.join(_END_OF_TEXT_NAMES)}")
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends a document; `DataError` as `end_of_text`."""
+    found = tokenizer.token_to_id(end_of_text(tokenizer))
+    assert found is not None
+    return int(found)
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -17,8 +17,6 @@ from twofold.hf.modeling import TwofoldForCausalLM
 from twofold.models import LanguageModel
 from twofold.spec import ConfigError, RunFolderError
 
-END_OF_TEXT = "<|endoftext|>"
-
 
 def to_hf(model: LanguageModel, *, eos_token_id: int | None = None) -> TwofoldForCausalLM:
     """The same model for Transformers. Weights are shared, not copied: training one trains the other.
@@ -46,15 +44,19 @@ def to_plain(model: TwofoldForCausalLM) -> LanguageModel:
     return plain.train(model.training)
 
 
-def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer for Transformers; `<|endoftext|>`, where it exists, begins and ends texts and fills short rows.
+def wrap_tokenizer(tokenizer: Tokenizer, max_length: int, end_of_text: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer for Transformers.
 
     Args:
         tokenizer: The tokenizer as trained.
         max_length: Longest context of the model in tokens.
+        end_of_text: The token that ends texts; it begins them and fills short rows too. None where there is none.
+
+    Raises:
+        ConfigError: where the tokenizer does not have that token.
     """
-    known = tokenizer.token_to_id(END_OF_TEXT) is not None
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT) if known else {}
+    _end_of_text_id(tokenizer, end_of_text)
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text) if end_of_text else {}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         model_max_length=max_length,
@@ -65,7 +67,9 @@ def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizer
     )
 
 
-def save_model(model: LanguageModel, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+def save_model(
+    model: LanguageModel, folder: Path, tokenizer: Tokenizer | None = None, end_of_text: str | None = None
+) -> None:
     """Writes a folder that `from_pretrained` takes: config, weights as safetensors, generation config, tokenizer, stub.
 
     Programs that never import twofold load it with `trust_remote_code=True`, as long as twofold is installed.
@@ -74,12 +78,16 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: Tokenizer | None =
         model: The model.
         folder: Where to write; give a temporary folder and rename it, so that no half-written one is ever found.
         tokenizer: Its tokenizer; None where tokens are not text.
+        end_of_text: The tokenizer's token that ends texts, where generation stops; None where there is none.
+
+    Raises:
+        ConfigError: where the tokenizer does not have that token.
     """
-    eos_token_id = None if tokenizer is None else tokenizer.token_to_id(END_OF_TEXT)
+    eos_token_id = None if tokenizer is None else _end_of_text_id(tokenizer, end_of_text)
     with _no_progress_bars():
         to_hf(model, eos_token_id=eos_token_id).save_pretrained(folder)
     if tokenizer is not None:
-        wrap_tokenizer(tokenizer, model.config.max_position_embeddings).save_pretrained(folder)
+        wrap_tokenizer(tokenizer, model.config.max_position_embeddings, end_of_text).save_pretrained(folder)
 
 
 def load_model(folder: Path) -> tuple[TwofoldForCausalLM, PreTrainedTokenizerBase | None]:
@@ -110,6 +118,15 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise RunFolderError(f"the tokenizer in {folder} cannot be read: {_one_line(error)}") from error
+
+
+def _end_of_text_id(tokenizer: Tokenizer, end_of_text: str | None) -> int | None:
+    if end_of_text is None:
+        return None
+    found = tokenizer.token_to_id(end_of_text)
+    if found is None:
+        raise ConfigError(f"the tokenizer has no token '{end_of_text}', which is to end texts")
+    return int(found)
 
 
 @contextmanager

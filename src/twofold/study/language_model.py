@@ -76,7 +76,7 @@ def train_language_model(
 
         def save(model: nn.Module, directory: Path) -> None:
             assert isinstance(model, LanguageModel)
-            save_model(model, directory, text.tokenizer)
+            save_model(model, directory, text.tokenizer, text.end_of_text)
 
         task = text_task(module, training, config.train, evaluate=evaluate, save_model=save)
         trained = train(task, config.train, folder, accelerator=accelerator, report=report)
