@@ -60,8 +60,13 @@ def test_help_answers_in_half_a_second():
 def test_every_verb_has_help_with_an_example(capsys):
     verbs = [command.name or command.callback.__name__ for command in program.app.registered_commands]
     assert {"cost", "config", "info"} <= set(verbs)
+    for group in program.app.registered_groups:
+        verbs.append(group.name)
+        inner = group.typer_instance.registered_commands
+        verbs += [f"{group.name} {command.name or command.callback.__name__}" for command in inner]
+    assert {"bench", "bench decode"} <= set(verbs)
     for verb in verbs:
-        assert main([verb, "--help"]) == 0
+        assert main([*verb.split(), "--help"]) == 0
         assert f"Example: twofold {verb}" in capsys.readouterr().out
 
 

@@ -138,6 +138,25 @@ def test_generate_streams_the_prompt_and_its_continuation(capfd):
     assert program(capfd, *arguments, "--seed", "2").out != first.out
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_runs_in_the_type_that_is_asked_for(dtype, capfd):
+    train(capfd, "--set", "model.sharing=tied-kv")
+    saved, narrow = (
+        json.loads(program(capfd, "eval", "--model", "runs/a", "--device", "cpu", "--json", *options).out)
+        for options in ([], ["--dtype", dtype])
+    )
+    assert narrow["loss"] == pytest.approx(saved["loss"], rel=0.02)
+    assert narrow["loss"] != saved["loss"]
+    arguments = ["generate", "--model", "runs/a", "--device", "cpu", "--prompt", "a", "--max-new-tokens", "3"]
+    assert program(capfd, *arguments, "--dtype", dtype).out.startswith("a")
+
+
+@pytest.mark.parametrize("verb", ["eval", "generate"])
+def test_an_unknown_dtype_is_one_line(verb, capfd):
+    assert main([verb, "--model", "runs/a", "--dtype", "bf16"]) == 2
+    assert "error: dtype 'bf16' is unknown" in capfd.readouterr().err
+
+
 def test_generate_writes_up_to_the_last_position_by_default(capfd):
     train(capfd)
     output = program(capfd, "generate", "--model", "runs/a/model", "--prompt", "x" * 31, "--temperature", "0")
@@ -198,6 +217,19 @@ def test_bench_decode_prints_a_table_of_the_papers_eight(capfd):
     assert rows == ["QKV", "Q=K-V", "Q-K=V", "Q=K=V", "GQA-4", "MQA", "Q-GQA-4", "Q-MQA"]
     assert "torch scaled_dot_product_attention; this machine reads 12.5 GB/s" in output.out
     assert output.err == ""
+
+
+@pytest.mark.usefixtures("quick_bench")
+def test_bench_decode_measures_the_model_as_given_and_the_variants_that_fit(capfd):
+    settings = ["--set", "model.num_attention_heads=2", "--set", "model.sliding_window=[8, null]"]
+    arguments = ["bench", "decode", "--config", "run.yaml", "--context", "20", "--repeats", "1", "--json", *settings]
+    output = program(capfd, *arguments, "--set", "model.sharing=[tied-kv, qkv]")
+    names = ["mixed (as given)", "QKV", "Q=K-V", "Q-K=V", "Q=K=V", "MQA", "Q-MQA"]
+    assert list(json.loads(output.out)["variants"]) == names
+    assert [line.split(":")[1] for line in output.err.splitlines()] == [
+        " left out variant 'GQA-4'",
+        " left out variant 'Q-GQA-4'",
+    ]
 
 
 @pytest.mark.usefixtures("quick_bench")

@@ -50,7 +50,7 @@ _verb(train, "twofold train --preset gpt-tiny --set model.sharing=tied-kv --outp
 _verb(eval, "twofold eval --model runs/quickstart/tied-kv")
 _verb(generate, "twofold generate --model runs/quickstart/tied-kv --prompt 'The city'")
 _verb(report, "twofold report runs/quickstart")
-app.add_typer(bench, name="bench")
+app.add_typer(bench, name="bench", epilog="Example: twofold bench decode --preset gpt-tiny --context 16384")
 _verb(cost, "twofold cost --preset gpt-300m --context 8192")
 _verb(config, "twofold config --preset gpt-tiny --set train.steps=200 > run.yaml")
 _verb(info, "twofold info --json")

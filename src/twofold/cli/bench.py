@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model
+from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model, variants_of
 from twofold.cli.output import print_json, print_table
-from twofold.spec import PAPER_VARIANTS
 
 bench = typer.Typer(no_args_is_help=True, help="Speed measured on this machine, gated on correctness.")
 
@@ -22,7 +21,8 @@ def decode(
     config: ConfigOption = None,
     settings: SetOption = None,
     variant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A variant. Repeatable. Default: the paper's eight.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variant. Repeatable. Default: the model as it is and the paper's eight."),
     ] = None,
     context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in the cache.")] = 4_096,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
@@ -35,11 +35,10 @@ def decode(
     import torch
 
     from twofold.bench import measure_decode
-    from twofold.cost import as_variant, format_bytes
+    from twofold.cost import format_bytes
 
     torch.set_num_threads(1)
-    models = {name: as_variant(model, name) for name in variant or PAPER_VARIANTS}
-    result = measure_decode(models, context=context, batch_size=batch_size, repeats=repeats)
+    result = measure_decode(variants_of(model, variant), context=context, batch_size=batch_size, repeats=repeats)
     if json:
         print_json(result)
         return

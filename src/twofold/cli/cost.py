@@ -1,13 +1,12 @@
 """`twofold cost`: what a model and its variants cost, computed from the config."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model
+from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model, variants_of
 from twofold.cli.output import print_json, print_table
-from twofold.spec import PAPER_VARIANTS, ConfigError, ModelConfig, encode
+from twofold.spec import encode
 
 if TYPE_CHECKING:
     from twofold.cost import CacheSize, Cost
@@ -48,30 +47,13 @@ def cost(
     lengths = sorted(set(sequence_length or DEFAULT_LENGTHS))
     costs = {
         name: model_cost(changed, context=context, dtype=dtype, sequence_lengths=lengths)
-        for name, changed in _variants(model, variant).items()
+        for name, changed in variants_of(model, variant).items()
     }
     if json:
         rows = [_plain(name, row) for name, row in costs.items()]
         print_json({"context": context, "dtype": dtype, "baseline": "QKV", "variants": rows})
     else:
         _print(costs, context, dtype, lengths)
-
-
-def _variants(model: ModelConfig, names: list[str] | None) -> dict[str, ModelConfig]:
-    """Models by the name of their row. Variants asked for must fit; of the default ones those are shown that do."""
-    from twofold.cost import as_variant
-
-    if names:
-        return {name: as_variant(model, name) for name in names}
-    variants = {}
-    for name in PAPER_VARIANTS:
-        try:
-            variants[name] = as_variant(model, name)
-        except ConfigError as error:
-            print(f"twofold: left out {error}", file=sys.stderr)
-    if model in variants.values():
-        return variants
-    return {f"{model.label} (as given)": model, **variants}
 
 
 def _print(costs: "dict[str, Cost]", context: int, dtype: str, lengths: list[int]) -> None:

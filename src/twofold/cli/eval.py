@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import DeviceOption, JsonOption, ModelOption
+from twofold.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption
 from twofold.cli.output import print_json
 
 
@@ -18,12 +18,13 @@ def eval(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences in one forward pass.")] = 8,
     device: DeviceOption = None,
+    dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Perplexity and bits per byte of a saved model over the held-out documents of a text."""
     from twofold.study import evaluate_language_model
 
-    perplexity = evaluate_language_model(model, source=source, batch_size=batch_size, device=device)
+    perplexity = evaluate_language_model(model, source=source, batch_size=batch_size, device=device, dtype=dtype)
     if json:
         print_json(perplexity.to_dict())
         return

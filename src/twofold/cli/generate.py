@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import DeviceOption, ModelOption
+from twofold.cli.options import DeviceOption, DtypeOption, ModelOption
 from twofold.spec import ConfigError
 
 
@@ -20,18 +20,19 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 for all.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
     device: DeviceOption = None,
+    dtype: DtypeOption = None,
 ) -> None:
     """Continue a prompt, streaming the text; the speed follows on standard error."""
     from twofold.eval import sample_text
     from twofold.hf import load_model
     from twofold.study import model_folder
-    from twofold.train import resolve_device
+    from twofold.train import resolve_device, resolve_dtype
 
-    target = resolve_device(device)
+    target, precision = resolve_device(device), resolve_dtype(dtype)
     loaded, tokenizer = load_model(model_folder(model))
     if tokenizer is None:
         raise ConfigError(f"{model} has no tokenizer, so it cannot read a prompt")
-    loaded.to(target)  # type: ignore[arg-type]
+    loaded.to(device=target, dtype=precision)  # type: ignore[call-arg]
     num_prompt = len(tokenizer(prompt, verbose=False)["input_ids"])
     if num_prompt == 0:
         raise ConfigError("the prompt is empty; give some text with --prompt")

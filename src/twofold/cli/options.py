@@ -1,5 +1,6 @@
 """Options that several verbs share, and the configs that they stand for."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from twofold.spec import (
+    PAPER_VARIANTS,
     PRESETS,
     ConfigError,
     DataConfig,
@@ -34,6 +36,10 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, mps. Default: the best of this machine.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="float32, bfloat16 or float16. Default: as the weights are saved."),
 ]
 ModelOption = Annotated[
     Path, typer.Option("--model", metavar="FOLDER", help="A run folder, or the model/ folder inside one.")
@@ -62,6 +68,29 @@ def load_run(preset: str | None, config: Path | None, overrides: Sequence[str] |
     """
     data, where = _load(preset, config, overrides)
     return decode(RunConfig, data, where)
+
+
+def variants_of(model: ModelConfig, names: Sequence[str] | None) -> dict[str, ModelConfig]:
+    """Models by the name of their row: the variants asked for, or the model as it is and the paper's eight.
+
+    Of the eight, those that the model cannot take are left out, and standard error says so.
+
+    Raises:
+        ConfigError: where a variant that was asked for does not fit.
+    """
+    from twofold.cost import as_variant
+
+    if names:
+        return {name: as_variant(model, name) for name in names}
+    variants = {}
+    for name in PAPER_VARIANTS:
+        try:
+            variants[name] = as_variant(model, name)
+        except ConfigError as error:
+            print(f"twofold: left out {error}", file=sys.stderr)
+    if model in variants.values():
+        return variants
+    return {f"{model.label} (as given)": model, **variants}
 
 
 def _load(preset: str | None, config: Path | None, overrides: Sequence[str] | None) -> tuple[dict[str, Any], str]:

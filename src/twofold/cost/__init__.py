@@ -10,6 +10,7 @@ from twofold.cost.cache import (
     cache_elements,
     cache_elements_per_token,
     cache_reduction,
+    check_dtype,
     layer_cache_elements_per_token,
     unshared_baseline,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "cache_elements",
     "cache_elements_per_token",
     "cache_reduction",
+    "check_dtype",
     "count_macs",
     "count_parameters",
     "format_bytes",

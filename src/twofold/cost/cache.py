@@ -31,6 +31,14 @@ class CacheSize:
         return self.tensor_bytes + self.position_bytes
 
 
+def check_dtype(name: str) -> None:
+    """Raises `ConfigError`, with the nearest name for a typo, unless `DTYPE_BYTES` knows the name."""
+    if name not in DTYPE_BYTES:
+        raise ConfigError(
+            f"dtype '{name}' is unknown{did_you_mean(name, DTYPE_BYTES)} Use one of {', '.join(DTYPE_BYTES)}"
+        )
+
+
 def layer_cache_elements_per_token(config: ModelConfig, layer: int) -> int:
     """Elements that one layer caches for one token: G x D for each tensor, G x D + D_r in rope_mode decoupled."""
     assert config.head_dim is not None
@@ -66,10 +74,7 @@ def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch
     Raises:
         ConfigError: for an unknown dtype, a negative number of tokens, or an empty batch.
     """
-    if dtype not in DTYPE_BYTES:
-        raise ConfigError(
-            f"dtype '{dtype}' is unknown{did_you_mean(dtype, DTYPE_BYTES)} Use one of {', '.join(DTYPE_BYTES)}"
-        )
+    check_dtype(dtype)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1; got {batch_size}")
     elements = cache_elements(config, tokens)

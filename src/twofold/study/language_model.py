@@ -17,7 +17,7 @@ from twofold.hf import load_model, save_model, to_plain
 from twofold.models import LanguageModel
 from twofold.records import RunFolder
 from twofold.spec import ConfigError, DataConfig, DataError, RunConfig
-from twofold.train import make_accelerator, resolve_device, text_task, train
+from twofold.train import make_accelerator, resolve_device, resolve_dtype, text_task, train
 
 SAMPLE_PROMPT = "The history of"
 _PROBE_TOKENS = 64
@@ -101,7 +101,12 @@ def train_language_model(
 
 
 def evaluate_language_model(
-    model: Path, *, source: str | None = None, batch_size: int = 8, device: str | None = None
+    model: Path,
+    *,
+    source: str | None = None,
+    batch_size: int = 8,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> Perplexity:
     """Perplexity of a saved model over the held-out documents of a text.
 
@@ -110,13 +115,14 @@ def evaluate_language_model(
         source: A text as in `DataConfig.source`. Default: the run's own, or the embedded one outside a run folder.
         batch_size: Sequences in one forward pass.
         device: `cuda`, `mps` or `cpu`; None for the best device of this machine.
+        dtype: `float32`, `bfloat16` or `float16`; None for that of the weights.
 
     Raises:
-        ConfigError: for a model without a tokenizer, or a device that is not there.
+        ConfigError: for a model without a tokenizer, a device that is not there, or an unknown dtype.
         DataError: for text that cannot be used, or that has changed since the run.
         RunFolderError: where there is no model.
     """
-    target = resolve_device(device)
+    target, precision = resolve_device(device), resolve_dtype(dtype)
     folder = model_folder(model)
     loaded, tokenizer = load_model(folder)
     if tokenizer is None:
@@ -133,7 +139,7 @@ def evaluate_language_model(
             f"the text {data.source} is no longer what {run.path} was trained on; name a text with --source"
         )
     validation = PackedSequences(text.validation, data.sequence_length, keep_partial=True)
-    return measure_perplexity(to_plain(loaded).to(target), validation, batch_size)
+    return measure_perplexity(to_plain(loaded).to(device=target, dtype=precision), validation, batch_size)
 
 
 def model_folder(path: Path) -> Path:

@@ -5,7 +5,7 @@ evaluation and the format of the saved model come in as functions, so that this 
 """
 
 from twofold.train.checkpoint import load_checkpoint, save_checkpoint
-from twofold.train.device import make_accelerator, resolve_device
+from twofold.train.device import make_accelerator, resolve_device, resolve_dtype
 from twofold.train.loop import Task, TrainingError, train
 from twofold.train.schedule import learning_rate, make_optimizer
 from twofold.train.text import text_task
@@ -18,6 +18,7 @@ __all__ = [
     "make_accelerator",
     "make_optimizer",
     "resolve_device",
+    "resolve_dtype",
     "save_checkpoint",
     "text_task",
     "train",

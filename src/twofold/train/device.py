@@ -3,6 +3,7 @@
 import torch
 from accelerate import Accelerator
 
+from twofold.cost import check_dtype
 from twofold.spec import ConfigError
 
 
@@ -20,6 +21,22 @@ def resolve_device(name: str | None = None) -> torch.device:
     if name is not None and name not in names:
         raise ConfigError(f"device '{name}' is none of this machine's: {', '.join(names)}")
     return torch.device(name or names[0])
+
+
+def resolve_dtype(name: str | None = None) -> torch.dtype | None:
+    """The type of weights and arithmetic that a user names; None for None, which leaves weights as they are.
+
+    Args:
+        name: `float32`, `bfloat16` or `float16`.
+
+    Raises:
+        ConfigError: for another name.
+    """
+    if name is None:
+        return None
+    check_dtype(name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def make_accelerator(device: torch.device) -> Accelerator:
