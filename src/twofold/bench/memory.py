@@ -1,6 +1,5 @@
 """Peak memory of a decoding process."""
 
-import resource
 import sys
 from pathlib import Path
 
@@ -32,5 +31,7 @@ def _peak_rss() -> int:
     if status.exists():  # getrusage counts what the parent had before it started this program
         line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
+    import resource  # Unix only
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

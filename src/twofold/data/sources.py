@@ -169,7 +169,9 @@ def _hub_documents(source: str, text_field: str) -> Iterator[str]:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"data source '{source}' needs the datasets package; run: pip install twofold[hub]") from None
+        raise DataError(
+            f"data source '{source}' needs the datasets package; install twofold with its extra 'hub'"
+        ) from None
     try:
         rows = datasets.load_dataset(name, subset or None, split="train")
     except Exception as error:  # the hub client raises many types, none of which is this program's mistake

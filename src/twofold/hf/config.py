@@ -12,7 +12,7 @@ from twofold.spec import ConfigError, ModelConfig, decode, encode, field_names, 
 STUB_NAME = "modeling_twofold.py"
 """File in every saved folder through which programs that never import twofold find its classes."""
 
-_STUB = '''"""Loads this model for programs that pass trust_remote_code=True; needs `pip install twofold`."""
+_STUB = '''"""Loads this model for programs that pass trust_remote_code=True; needs twofold to be installed."""
 
 from twofold.hf import TwofoldConfig, TwofoldForCausalLM, TwofoldModel
 
