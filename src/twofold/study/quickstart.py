@@ -177,7 +177,7 @@ def record_seeds(output: Path, seeds: Sequence[int], on_phase: Callable[[str], N
             "loss": [result["validation"]["loss"] for result in results],
             "bits_per_byte": [result["validation"]["bits_per_byte"] for result in results],
         }
-    environment = describe_environment()
+    environment = first["qkv"].environment()
     return {
         "schema": SCHEMA,
         "created": environment["created"],
