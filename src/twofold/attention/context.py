@@ -94,6 +94,8 @@ class AttentionContext:
                 return Mask.causal()
         total = self.num_past + num_queries
         device = self.positions.device
+        if self.causal and self.documents is None and self._padding_is_left():
+            return self._interval_mask(num_keys, window)
         query_index = torch.arange(self.num_past, total, device=device)
         key_index = torch.arange(total - num_keys, total, device=device)
         visible = visible_pairs(query_index, key_index, causal=self.causal, window=window)[None, None]  # (1, 1, T, S)
@@ -115,3 +117,16 @@ class AttentionContext:
         if custom_mask.dtype is torch.bool:
             return Mask.of(custom_mask & visible)
         return Mask.of(custom_mask.masked_fill(~visible, float("-inf")))
+
+    def _interval_mask(self, num_keys: int, window: int | None) -> Mask:
+        """The mask of causal attention with nothing but padding in front: each query sees neighbouring keys."""
+        num_queries = self.positions.shape[1]
+        own = torch.arange(num_keys - num_queries, num_keys, device=self.positions.device)[None]  # (1, T)
+        first = torch.zeros_like(own) if window is None else (own - window + 1).clamp(min=0)
+        if self.padding is not None:
+            num_padding = (~self.padding).sum(dim=-1, keepdim=True) - (self.num_past + num_queries - num_keys)
+            first = torch.minimum(torch.maximum(first, num_padding), own)  # (B, T); padding sees itself
+        return Mask.between(first, own + 1, num_keys)
+
+    def _padding_is_left(self) -> bool:
+        return self.padding is None or bool((self.padding[:, 1:] >= self.padding[:, :-1]).all())

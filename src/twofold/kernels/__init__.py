@@ -1,9 +1,11 @@
-"""Fast attention over one or two tensors.
+"""Fast attention over one or two tensors: which implementations this machine has, and choosing one.
 
-One implementation stands here today: torch's scaled_dot_product_attention, with the heads of a group folded
-together where that is faster. Every implementation has the contract of `attend`, and the attention room calls no other.
+`native` is compiled: it passes over the cache once, for one or a few queries on the CPU. `sdpa` is torch's
+scaled_dot_product_attention, with the heads of a group folded together where that is faster, and does all the rest. Both
+have the contract of `attend`, and the attention room calls no other.
 """
 
-from twofold.kernels.sdpa import Mask, attend
+from twofold.kernels.choice import VARIABLE, attend, describe
+from twofold.kernels.mask import Mask
 
-__all__ = ["Mask", "attend"]
+__all__ = ["VARIABLE", "Mask", "attend", "describe"]

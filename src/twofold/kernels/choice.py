@@ -1,0 +1,64 @@
+"""Choosing an implementation."""
+
+import os
+
+from jaxtyping import Float
+from torch import Tensor
+
+from twofold.kernels import native, sdpa
+from twofold.kernels.mask import Mask
+from twofold.spec import ConfigError, did_you_mean
+
+VARIABLE = "TWOFOLD_ATTENTION"
+"""Environment variable: `auto` (the default), `native` or `torch`."""
+_NAMES = ("auto", "native", "torch")
+
+
+def attend(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B G S D"],
+    v: Float[Tensor, "B G S E"],
+    *,
+    mask: Mask,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T E"]:
+    """Softmax attention by the fastest implementation that can do it; k and v may be one tensor, which is never copied.
+
+    Query head h reads key/value head h // (H / G).
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: Which keys each query sees.
+        scale: Factor on q·k.
+        dropout: Probability with which an attention weight is dropped.
+    """
+    if wanted() != "torch" and dropout == 0 and native.why_not(q, k, v, mask) is None:
+        return native.attend(q, k, v, mask, scale)
+    return sdpa.attend(q, k, v, mask=mask, scale=scale, dropout=dropout)
+
+
+def wanted() -> str:
+    """What the environment asks for; raises `ConfigError` for a name that does not exist, or what was not compiled."""
+    name = os.environ.get(VARIABLE, "auto")
+    if name not in _NAMES:
+        raise ConfigError(f"{VARIABLE}={name} is unknown{did_you_mean(name, _NAMES)} Use one of {', '.join(_NAMES)}")
+    if name == "native" and native.load_library() is None:
+        raise ConfigError(
+            f"{VARIABLE}=native, but the kernel was not compiled; install a C++ compiler first, or unset it"
+        )
+    return name
+
+
+def describe() -> dict[str, str]:
+    """The implementations, and for each whether it is used and why."""
+    name, isa = wanted(), native.instruction_set()
+    if isa is None:
+        compiled = "not compiled: there was no C++ compiler when the package was installed"
+    elif name == "torch":
+        compiled = f"compiled for {isa}, not used: {VARIABLE}=torch"
+    else:
+        compiled = f"compiled for {isa}, used for up to {native.MAX_QUERIES} queries on the CPU without gradients"
+    return {"native": compiled, "torch": "scaled_dot_product_attention, used for all the rest"}

@@ -1,0 +1,64 @@
+"""Which keys each query sees."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What each query sees, said outright: `full`, `causal`, `between` two keys, or `of` a tensor."""
+
+    given: Tensor | None = None
+    """Boolean (True = sees) or additive, broadcastable to (B, H, T, S)."""
+    is_causal: bool = False
+    """The rule "itself and earlier", for as many queries as keys."""
+    first: Tensor | None = None
+    """Where a query sees neighbouring keys only: the first of them, (B or 1, T)."""
+    last: Tensor | None = None
+    """One past the last of them."""
+    num_keys: int = 0
+    """S, where `first` and `last` are given."""
+
+    @classmethod
+    def full(cls) -> "Mask":
+        """Every query sees every key."""
+        return cls()
+
+    @classmethod
+    def causal(cls) -> "Mask":
+        """Query i sees keys 0 to i; there must be as many queries as keys."""
+        return cls(is_causal=True)
+
+    @classmethod
+    def between(cls, first: Int[Tensor, "#B T"], last: Int[Tensor, "#B T"], num_keys: int) -> "Mask":
+        """Query i sees keys `first[i]` to `last[i] - 1` of `num_keys`."""
+        return cls(first=first, last=last, num_keys=num_keys)
+
+    @classmethod
+    def of(cls, tensor: Bool[Tensor, "..."] | Float[Tensor, "..."]) -> "Mask":
+        """What the tensor says: boolean (True = sees) or additive, broadcastable to (B, H, T, S)."""
+        return cls(given=tensor)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The mask as a tensor, or None where a rule says it all."""
+        if self.first is None or self.last is None:
+            return self.given
+        keys = torch.arange(self.num_keys, device=self.first.device)
+        visible = (keys >= self.first[..., None]) & (keys < self.last[..., None])  # (B or 1, T, S)
+        return visible[:, None]  # (B or 1, 1, T, S)
+
+    def plus(self, bias: Float[Tensor, "#B #H T S"]) -> "Mask":
+        """This mask with a bias added to the scores that it lets through."""
+        if self.is_causal:
+            hidden = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+            return Mask.of(bias.masked_fill(hidden, float("-inf")))
+        tensor = self.tensor
+        if tensor is None:
+            return Mask.of(bias)
+        if tensor.dtype.is_floating_point:
+            return Mask.of(bias + tensor)
+        return Mask.of(bias.masked_fill(~tensor, float("-inf")))

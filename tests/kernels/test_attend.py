@@ -1,0 +1,175 @@
+"""Every implementation of `attend` against float64, over shapes, dtypes, masks and what can go wrong."""
+
+import math
+import multiprocessing
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.kernels import VARIABLE, Mask, attend, describe, native
+from twofold.spec import ConfigError
+
+needs_kernel = pytest.mark.skipif(native.load_library() is None, reason="the kernel was not compiled")
+# Against float64 on the same, already rounded inputs; half precision adds the rounding of the output.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def exact(q, k, v, first, last, scale):
+    """Attention written out in float64; a query that sees nothing gets zeros."""
+    heads_each = q.shape[1] // k.shape[1]
+    k, v = (t.double().repeat_interleave(heads_each, dim=1) for t in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * scale
+    keys = torch.arange(k.shape[2])
+    visible = (keys >= first[:, None, :, None]) & (keys < last[:, None, :, None])
+    return scores.masked_fill(~visible, -math.inf).softmax(dim=-1).nan_to_num(0) @ v
+
+
+def make(batch, groups, each, queries, keys, width, dtype, tied, seed=0):
+    """Queries, keys and values; keys lie inside a larger tensor, as they do in a cache."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, groups * each, queries, width, generator=generator).to(dtype)
+    storage = torch.full((batch, groups, keys + 5, width), math.nan, dtype=dtype)
+    k = storage[:, :, 2 : keys + 2]
+    k.copy_(torch.randn(batch, groups, keys, width, generator=generator))
+    v = k if tied else torch.randn(batch, groups, keys, width, generator=generator).to(dtype)
+    return q, k, v
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_native_equals_float64(data):
+    draw = data.draw
+    batch, groups, each = draw(st.integers(1, 3)), draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 7))
+    queries, width = draw(st.integers(1, native.MAX_QUERIES)), draw(st.sampled_from((16, 48, 64, 80, 128, 256)))
+    keys = draw(st.sampled_from((1, 2, 31, 63, 64, 65, 127, 300, 1031)))
+    dtype, tied = draw(st.sampled_from(list(TOLERANCE))), draw(st.booleans())
+    q, k, v = make(batch, groups, each, queries, keys, width, dtype, tied, draw(st.integers(0, 99)))
+    ends = st.lists(st.integers(0, keys), min_size=queries, max_size=queries)
+    first = torch.tensor([draw(ends) for _ in range(batch)])
+    last = torch.tensor([draw(ends) for _ in range(batch)])
+    mask = Mask.between(first, last, keys)
+    assert native.why_not(q, k, v, mask) is None
+    got = native.attend(q, k, v, mask, 0.3)
+    assert (got - exact(q, k, v, first, last, 0.3)).abs().max() < TOLERANCE[dtype]
+
+
+@needs_kernel
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_half_precision_is_no_worse_than_torch(dtype, tied):
+    q, k, v = make(2, 2, 4, 1, 500, 64, dtype, tied)
+    ends = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), 500)
+    reference = exact(q, k, v, *ends, 0.125)
+    stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125, enable_gqa=True)
+    ours = native.attend(q, k, v, Mask.full(), 0.125)
+    assert (ours - reference).abs().max() <= 2 * (stock - reference).abs().max() + 1e-6
+
+
+@needs_kernel
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e4, 1e18])
+def test_huge_and_tiny_scores(size):
+    q, k, v = make(1, 2, 2, 3, 200, 64, torch.float32, False)
+    ends = torch.zeros(1, 3, dtype=torch.long), torch.full((1, 3), 200)
+    got = native.attend(q * size, k, v, Mask.full(), 1.0)
+    assert (got - exact(q * size, k, v, *ends, 1.0)).abs().max() < 1e-4
+
+
+@needs_kernel
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_reaches_the_queries_that_see_it_and_no_other(value):
+    q, k, v = make(1, 1, 2, 2, 100, 64, torch.float32, True)
+    k[0, 0, 70, 3] = value
+    got = native.attend(q, k, v, Mask.between(torch.tensor([[0, 0]]), torch.tensor([[70, 100]]), 100), 1.0)
+    assert got[:, :, 0].isfinite().all()
+    assert got[:, :, 1, 3].isnan().all() or value == math.inf
+    assert not got[:, :, 1].isfinite().all()
+
+
+@needs_kernel
+def test_queries_that_see_nothing_get_zeros():
+    q, k, v = make(2, 2, 3, 2, 80, 64, torch.float32, True)
+    mask = Mask.between(torch.tensor([[0, 5], [80, 3]]), torch.tensor([[80, 5], [80, 9]]), 80)
+    got = native.attend(q, k, v, mask, 1.0)
+    assert got[0, :, 1].eq(0).all()
+    assert got[1, :, 0].eq(0).all()
+    assert got[0, :, 0].ne(0).any()
+
+
+@needs_kernel
+@pytest.mark.parametrize("keys", [300, 5_000])
+def test_two_threads_and_one_agree(keys):
+    q, k, v = make(1, 1, 4, 1, keys, 64, torch.float32, True)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = native.attend(q, k, v, Mask.full(), 0.125)
+        torch.set_num_threads(2)
+        two = native.attend(q, k, v, Mask.full(), 0.125)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(two, one, rtol=0, atol=1e-6)
+
+
+def _attend_in_child(queue):
+    q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)  # small: torch's own threads do not survive a fork either
+    torch.set_num_threads(2)
+    queue.put(native.attend(q, k, v, Mask.full(), 0.125).tolist())
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_processes_can_use_it(method):
+    """After the parent has used two threads, which do not survive a fork."""
+    q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    expected = native.attend(q, k, v, Mask.full(), 0.125)
+    torch.set_num_threads(threads)
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_attend_in_child, args=(queue,))
+    child.start()
+    got = torch.tensor(queue.get(timeout=60))
+    child.join()
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_kernel)])
+def test_implementations_agree(name, groups, queries, monkeypatch):
+    monkeypatch.setenv(VARIABLE, name)
+    q, k, v = make(2, groups, 4 // groups, queries, 90, 64, torch.float32, True)
+    first = torch.tensor([[0] * queries, [40] * queries])
+    last = torch.arange(91 - queries, 91).repeat(2, 1)
+    got = attend(q, k, v, mask=Mask.between(first, last, 90), scale=0.125)
+    assert (got - exact(q, k, v, first, last, 0.125)).abs().max() < 2e-6
+
+
+@needs_kernel
+def test_what_the_kernel_leaves_to_torch():
+    q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
+    full = Mask.full()
+    assert native.why_not(q, k, v, full) is None
+    assert "gradients" in native.why_not(q.clone().requires_grad_(), k, v, full)
+    assert "dtype" in native.why_not(q.double(), k.double(), v.double(), full)
+    assert "queries" in native.why_not(q.expand(-1, -1, native.MAX_QUERIES + 1, -1), k, v, full)
+    assert "head of 8" in native.why_not(q[..., :8], k[..., :8], v[..., :8], full)
+    assert "tensor" in native.why_not(q, k, v, Mask.of(torch.ones(1, 1, 1, 30, dtype=torch.bool)))
+
+
+def test_environment_variable(monkeypatch):
+    assert set(describe()) == {"native", "torch"}
+    monkeypatch.setenv(VARIABLE, "nativ")
+    with pytest.raises(ConfigError, match="TWOFOLD_ATTENTION=nativ is unknown; did you mean 'native'"):
+        describe()
+    monkeypatch.setenv(VARIABLE, "native")
+    monkeypatch.setattr(native, "load_library", lambda: None)
+    with pytest.raises(ConfigError, match="was not compiled"):
+        describe()
+    monkeypatch.setenv(VARIABLE, "auto")
+    assert "not compiled" in describe()["native"]
