@@ -76,7 +76,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
 def attend(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S D"], mask: Mask, scale: float
 ) -> Float[Tensor, "B H T D"]:
-    """Softmax attention in float32 arithmetic over keys and values of any float dtype; a key that is the value is read once.
+    """Softmax attention in float32 arithmetic, whatever the dtype; keys that are the values too are read once.
 
     Call it only where `why_not` finds nothing. A query that sees no key gets zeros.
     """
