@@ -10,6 +10,7 @@ import torch
 
 from twofold.attention import AttentionContext
 from twofold.cache import LayerCache
+from twofold.kernels import implementation, instruction_set
 from twofold.models import LanguageModel
 from twofold.spec import ConfigError, ModelConfig, TwofoldError
 
@@ -84,6 +85,18 @@ class DecodeCase:
             cache.crop(self.context)
         return statistics.median(times)
 
+    @torch.no_grad()
+    def attention(self) -> str:
+        """Which implementation of attention a timed step runs in the first layer."""
+        positions = torch.full((len(self.tokens), 1), self.context)
+        context = AttentionContext(positions, causal=True, num_past=self.context)
+        layer = self.model.decoder.blocks()[0].self_attn
+        hidden_states = torch.zeros(len(self.tokens), 1, self.model.config.hidden_size)
+        stored = self.cache[0].tensors
+        query, _ = layer.project(hidden_states, context)
+        key, value, query, mask = layer.read(stored, query, context.mask(stored[0].shape[2], None))
+        return implementation(query, key, value, mask)
+
     @property
     def nbytes_used(self) -> int:
         """Bytes that the cache's tokens need."""
@@ -135,7 +148,7 @@ def measure_decode(
         "batch_size": batch_size,
         "dtype": "float32",
         "threads": torch.get_num_threads(),
-        "attention": "torch scaled_dot_product_attention",
+        "attention": _spell_attention({name: case.attention() for name, case in cases.items()}),
         "repeats": repeats,
         "read_bandwidth_gb_s": read_bandwidth(),
         "variants": {
@@ -160,6 +173,14 @@ def read_bandwidth() -> float:
         tensor.sum()
         times.append(time.perf_counter() - started)
     return tensor.nbytes / min(times) / 1e9
+
+
+def _spell_attention(used: Mapping[str, str]) -> str:
+    """What ran, and where something else did: `native kernel (avx512); decoupled: torch ...`."""
+    words = {"torch": "torch scaled_dot_product_attention", "native": f"compiled kernel ({instruction_set()})"}
+    usual = max(set(used.values()), key=list(used.values()).count)
+    others = [f"{name}: {words[kind]}" for name, kind in used.items() if kind != usual]
+    return "; ".join([words[usual], *others])
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -25,6 +25,7 @@ def collect() -> dict[str, Any]:
     """Facts about this machine as plain data. None of them names its owner, its paths or its network."""
     import torch
 
+    from twofold.kernels import describe
     from twofold.records import describe_environment
 
     accelerators = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -39,19 +40,7 @@ def collect() -> dict[str, Any]:
             "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
             "bfloat16_on_gpu": torch.cuda.is_bf16_supported() if torch.cuda.is_available() else None,
         },
-        "attention": _attention_implementations(torch.cuda.is_available()),
-    }
-
-
-def _attention_implementations(cuda: bool) -> dict[str, bool]:
-    """Which of torch's scaled_dot_product_attention backends can run here; the CPU has math and flash."""
-    import torch
-
-    return {
-        "sdpa_math": True,
-        "sdpa_flash": not cuda or torch.backends.cuda.is_flash_attention_available(),
-        "sdpa_memory_efficient": cuda,
-        "sdpa_cudnn": cuda and torch.backends.cudnn.is_available(),
+        "attention": describe(),
     }
 
 

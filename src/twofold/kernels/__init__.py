@@ -5,7 +5,8 @@ scaled_dot_product_attention, with the heads of a group folded together where th
 Both have the contract of `attend`, and the attention room calls no other.
 """
 
-from twofold.kernels.choice import VARIABLE, attend, describe
+from twofold.kernels.choice import VARIABLE, attend, describe, implementation
 from twofold.kernels.mask import Mask
+from twofold.kernels.native import instruction_set
 
-__all__ = ["VARIABLE", "Mask", "attend", "describe"]
+__all__ = ["VARIABLE", "Mask", "attend", "describe", "implementation", "instruction_set"]
