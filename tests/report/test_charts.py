@@ -18,23 +18,6 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert [found.label for found in pareto_front(points)] == ["e", "d", "a"]
 
 
-def test_seeds_that_cannot_tell_leave_a_point_on_the_front() -> None:
-    def measured(label: str, share: float, increase: float, *worse_than: str) -> Point:
-        return Point(
-            label=label, share=share, increase=increase, own=True, one_tensor=False, worse_than=frozenset(worse_than)
-        )
-
-    points = [
-        measured("QKV", 1, 0),  # beaten by MQA, but the seeds cannot tell
-        measured("Q-K=V", 0.5, 2, "QKV", "MQA"),
-        measured("MQA", 0.125, -0.5),
-        measured("Q-MQA", 0.0625, 3, "QKV", "MQA"),  # dearer, but smaller than all
-    ]
-    assert [found.label for found in pareto_front(points)] == ["Q-MQA", "MQA", "QKV"]
-    svg = quality_against_cache(points, 4.0, width=700, height=300, name="m")
-    assert "opacity: 0.35" in svg, "a front that rises is drawn too"
-
-
 def test_other_positions_are_never_on_the_front() -> None:
     points = [point("QKV", 1, 0), point("a", 0.5, 1)]
     rotary = Point(label="r", share=0.25, increase=-1, own=True, one_tensor=True, comparable=False)

@@ -40,20 +40,14 @@ class Point:
     """True when K = V."""
     comparable: bool = True
     """False when it differs from QKV in more than sharing and heads; drawn as a diamond, never on the front."""
-    worse_than: frozenset[str] | None = None
-    """Labels of the points that several seeds tell to cost less; None where single runs are all there is."""
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Points that no other beats in one respect without losing in the other, from the smallest cache up.
-
-    Where there are seeds, a point stays unless they tell its cost from that of a point that beats it.
-    """
+    """Points that no other beats in one respect without losing in the other, from the smallest cache up."""
 
     def beats(other: Point, point: Point) -> bool:
         no_worse = other.share <= point.share and other.increase <= point.increase
-        better = other.share < point.share or other.increase < point.increase
-        return no_worse and better and (point.worse_than is None or other.label in point.worse_than)
+        return no_worse and (other.share < point.share or other.increase < point.increase)
 
     front = [point for point in points if not any(beats(other, point) for other in points)]
     return sorted(front, key=lambda point: (point.share, -point.increase))

@@ -80,14 +80,6 @@ def _cost(quickstart: Quickstart, run: VariantRun) -> str:
     return percent(quickstart.increase(run)) if interval is None else plus_minus(interval)
 
 
-def _worse_than(quickstart: Quickstart, run: VariantRun) -> frozenset[str] | None:
-    """Labels of the runs that the seeds tell to have a lower perplexity; None without a record."""
-    if quickstart.seeds is None:
-        return None
-    others = ((other.label, quickstart.seeds.increase(run.slug, other.slug)) for other in quickstart.finished)
-    return frozenset(label for label, interval in others if interval is None or interval.low > 0)
-
-
 def _point(quickstart: Quickstart, run: VariantRun) -> Point | None:
     share, increase, interval = quickstart.cache_share(run), quickstart.increase(run), quickstart.seed_increase(run)
     if share is None or increase is None:
@@ -102,7 +94,6 @@ def _point(quickstart: Quickstart, run: VariantRun) -> Point | None:
         own=True,
         one_tensor=run.one_tensor,
         comparable=quickstart.comparable(run),
-        worse_than=_worse_than(quickstart, run),
     )
 
 
