@@ -204,7 +204,7 @@ def _label_points(axes: "Axes", points: Sequence[Point], top: float, front: Sequ
         text = f"{point.label} +{point.increase:.1f}\N{NO-BREAK SPACE}%" if point.increase > top else point.label
         x, y = axes.transData.transform((_shown_share(axes, point, top), min(point.increase, top * 0.985)))
         size = (12.5 if point.own else 11) - (1.5 if small else 0)
-        sample = axes.text(0, 0, text, fontsize=size, fontweight=600 if point.own else 400, parse_math=False)
+        sample = axes.text(0, 0, text, fontsize=size, fontweight="bold" if point.own else 400, parse_math=False)
         extent = sample.get_window_extent(renderer)
         sample.remove()
         anchors.append((float(x), float(y)))
@@ -234,7 +234,7 @@ def _label_points(axes: "Axes", points: Sequence[Point], top: float, front: Sequ
             xycoords="figure pixels",
             color=colour,
             fontsize=size,
-            fontweight=600 if point.own else 400,
+            fontweight="bold" if point.own else 400,
             horizontalalignment=place.align,
             verticalalignment="center_baseline",
             parse_math=False,
