@@ -1,7 +1,7 @@
 """Packed sequences against a slow reference written token by token, and the order of training."""
 
-import pickle
 from collections import Counter
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.pipes import through_a_pipe
 from twofold.data import IGNORE_INDEX, PADDING_DOCUMENT, PackedSequences, TokenFile, batch_order
 from twofold.spec import DataError
 
@@ -135,9 +136,8 @@ def test_large_ids_survive_and_batches_do_not_touch_the_file(tmp_path):
 
 def test_worker_processes_reopen_the_file(write_tokens):
     packed = PackedSequences(write_tokens([500] * 40), 8)
-    pickled = pickle.dumps(packed)
-    assert len(pickled) < 1_000, "the tokens are not in it"
-    assert torch.equal(pickle.loads(pickled)[3]["labels"], packed[3]["labels"])
+    assert len(ForkingPickler.dumps(packed)) < 1_000, "the tokens are not in it"
+    assert torch.equal(through_a_pipe(packed)[3]["labels"], packed[3]["labels"])
     batches = list(DataLoader(packed, batch_size=4, sampler=[5, 2, 7, 1]))
     assert len(batches) == 1
     assert torch.equal(batches[0]["input_ids"], packed.batch([5, 2, 7, 1])["input_ids"])

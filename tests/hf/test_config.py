@@ -2,12 +2,12 @@
 
 import copy
 import json
-import pickle
 
 import pytest
 from transformers import AutoConfig, DynamicCache, LlamaConfig, PreTrainedConfig
 
 from tests.hf.small import VARIANTS, make_config
+from tests.pipes import through_a_pipe
 from twofold.hf import TwofoldConfig
 from twofold.spec import ConfigError, ModelConfig, encode, field_names, preset
 
@@ -23,7 +23,7 @@ def test_round_trips(variant, tmp_path):
         TwofoldConfig(**config.to_diff_dict()),
         copy.deepcopy(config),
         copy.copy(config),
-        pickle.loads(pickle.dumps(config)),
+        through_a_pipe(config),
         TwofoldConfig.from_spec(config.spec, eos_token_id=3),
     ):
         assert type(again) is TwofoldConfig
