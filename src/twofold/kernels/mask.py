@@ -1,6 +1,7 @@
 """Which keys each query sees."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,9 +43,9 @@ class Mask:
         """What the tensor says: boolean (True = sees) or additive, broadcastable to (B, H, T, S)."""
         return cls(given=tensor)
 
-    @property
+    @cached_property
     def tensor(self) -> Tensor | None:
-        """The mask as a tensor, or None where a rule says it all."""
+        """The mask as a tensor, made once for all layers, or None where a rule says it all."""
         if self.first is None or self.last is None:
             return self.given
         keys = torch.arange(self.num_keys, device=self.first.device)
