@@ -17,7 +17,7 @@ from twofold.attention import (
     sinusoidal_embedding,
     visible_pairs,
 )
-from twofold.kernels import Mask
+from twofold.kernels import KeyValue, Mask
 from twofold.spec import ModelConfig
 
 HEADS, HIDDEN, LENGTH, BATCH = 4, 24, 7, 2
@@ -96,9 +96,10 @@ def make_context(kind: str, causal: bool, dtype: torch.dtype) -> tuple[Attention
     return context, visible
 
 
-def plain_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float, dropout: float) -> Tensor:
+def plain_attend(q: Tensor, stored: KeyValue, *, mask: Mask, scale: float, dropout: float) -> Tensor:
     """Attention as one writes it down in torch, every step in the dtype of the inputs."""
     assert dropout == 0
+    k, v = stored.plain(q.dtype)
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     zeros = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=q.dtype)
     additive = mask.plus(zeros).tensor
@@ -205,7 +206,7 @@ def test_tying_query_and_key_makes_scores_symmetric(sharing: str, positions: str
     context, _ = make_context("plain", True, torch.float64)
     layer = make_layer(config, seed=2)
     query, stored = layer.project(x, context)
-    key = layer.read(stored, query, context.mask(LENGTH, None), torch.float64)[0]
+    key, _ = layer.read(stored, context).plain(torch.float64)
     scores = query @ key.transpose(-1, -2) * layer.scale
     assert (scores - scores.transpose(-1, -2)).abs().max() < ABSOLUTE[torch.float64]
     exact = reference_scores(dict(layer.named_parameters()), config, 0, x, context.positions)
@@ -223,8 +224,8 @@ def test_the_tied_tensor_is_passed_once(positions: str, mode: str | None) -> Non
     layer = make_layer(make_config("tied-kv", 2, positions, mode, qk_norm=True), seed=0)
     context, _ = make_context("plain", True, torch.float64)
     x = torch.randn(BATCH, LENGTH, HIDDEN, dtype=torch.float64)
-    query, stored = layer.project(x, context)
-    key, value, _, _ = layer.read(stored, query, context.mask(LENGTH, None))
+    _, stored = layer.project(x, context)
+    key, value = layer.read(stored, context).plain(torch.float64)
     assert len(stored) == 1
     assert key is value
     assert key is stored[0]

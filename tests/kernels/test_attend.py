@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.kernels import VARIABLE, Mask, attend, describe, native
+from twofold.kernels import VARIABLE, KeyValue, Mask, attend, describe, native
 from twofold.spec import ConfigError
 
 needs_kernel = pytest.mark.skipif(native.load_library() is None, reason="the kernel was not compiled")
@@ -51,9 +51,9 @@ def test_native_equals_float64(data):
     first = torch.tensor([draw(ends) for _ in range(batch)])
     last = torch.tensor([draw(ends) for _ in range(batch)])
     mask = Mask.between(first, last, keys)
-    assert native.why_not(q, k, v, mask) is None
+    assert native.why_not(q, KeyValue(k, v), mask) is None
     scale = width**-0.5  # scores of order one; larger ones carry larger rounding errors into the weights
-    got = native.attend(q, k, v, mask, scale)
+    got = native.attend(q, KeyValue(k, v), mask, scale)
     expected = exact(q, k, v, first, last, scale)
     torch.testing.assert_close(got.double(), expected, rtol=ROUNDING[dtype], atol=3e-6)
 
@@ -66,7 +66,7 @@ def test_half_precision_is_no_worse_than_torch(dtype, tied):
     ends = torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), 500)
     reference = exact(q, k, v, *ends, 0.125)
     stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125, enable_gqa=True)
-    ours = native.attend(q, k, v, Mask.full(), 0.125)
+    ours = native.attend(q, KeyValue(k, v), Mask.full(), 0.125)
     assert (ours - reference).abs().max() <= 2 * (stock - reference).abs().max() + 1e-6
 
 
@@ -75,7 +75,7 @@ def test_half_precision_is_no_worse_than_torch(dtype, tied):
 def test_huge_and_tiny_scores(size):
     q, k, v = make(1, 2, 2, 3, 200, 64, torch.float32, False)
     ends = torch.zeros(1, 3, dtype=torch.long), torch.full((1, 3), 200)
-    got = native.attend(q * size, k, v, Mask.full(), 1.0)
+    got = native.attend(q * size, KeyValue(k, v), Mask.full(), 1.0)
     assert (got - exact(q * size, k, v, *ends, 1.0)).abs().max() < 1e-4
 
 
@@ -84,7 +84,7 @@ def test_huge_and_tiny_scores(size):
 def test_nan_reaches_the_queries_that_see_it_and_no_other(value):
     q, k, v = make(1, 1, 2, 2, 100, 64, torch.float32, True)
     k[0, 0, 70, 3] = value
-    got = native.attend(q, k, v, Mask.between(torch.tensor([[0, 0]]), torch.tensor([[70, 100]]), 100), 1.0)
+    got = native.attend(q, KeyValue(k, v), Mask.between(torch.tensor([[0, 0]]), torch.tensor([[70, 100]]), 100), 1.0)
     assert got[:, :, 0].isfinite().all()
     assert got[:, :, 1, 3].isnan().all() or value == math.inf
     assert not got[:, :, 1].isfinite().all()
@@ -94,7 +94,7 @@ def test_nan_reaches_the_queries_that_see_it_and_no_other(value):
 def test_queries_that_see_nothing_get_zeros():
     q, k, v = make(2, 2, 3, 2, 80, 64, torch.float32, True)
     mask = Mask.between(torch.tensor([[0, 5], [80, 3]]), torch.tensor([[80, 5], [80, 9]]), 80)
-    got = native.attend(q, k, v, mask, 1.0)
+    got = native.attend(q, KeyValue(k, v), mask, 1.0)
     assert got[0, :, 1].eq(0).all()
     assert got[1, :, 0].eq(0).all()
     assert got[0, :, 0].ne(0).any()
@@ -107,9 +107,9 @@ def test_two_threads_and_one_agree(keys):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = native.attend(q, k, v, Mask.full(), 0.125)
+        one = native.attend(q, KeyValue(k, v), Mask.full(), 0.125)
         torch.set_num_threads(2)
-        two = native.attend(q, k, v, Mask.full(), 0.125)
+        two = native.attend(q, KeyValue(k, v), Mask.full(), 0.125)
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(two, one, rtol=0, atol=1e-6)
@@ -118,7 +118,7 @@ def test_two_threads_and_one_agree(keys):
 def _attend_in_child(queue):
     q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)  # small: torch's own threads do not survive a fork either
     torch.set_num_threads(2)
-    queue.put(native.attend(q, k, v, Mask.full(), 0.125).tolist())
+    queue.put(native.attend(q, KeyValue(k, v), Mask.full(), 0.125).tolist())
 
 
 @needs_kernel
@@ -129,7 +129,7 @@ def test_child_processes_can_use_it(method):
     q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    expected = native.attend(q, k, v, Mask.full(), 0.125)
+    expected = native.attend(q, KeyValue(k, v), Mask.full(), 0.125)
     torch.set_num_threads(threads)
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -148,7 +148,7 @@ def test_implementations_agree(name, groups, queries, monkeypatch):
     q, k, v = make(2, groups, 4 // groups, queries, 90, 64, torch.float32, True)
     first = torch.tensor([[0] * queries, [40] * queries])
     last = torch.arange(91 - queries, 91).repeat(2, 1)
-    got = attend(q, k, v, mask=Mask.between(first, last, 90), scale=0.125)
+    got = attend(q, KeyValue(k, v), mask=Mask.between(first, last, 90), scale=0.125)
     assert (got - exact(q, k, v, first, last, 0.125)).abs().max() < 2e-6
 
 
@@ -156,12 +156,12 @@ def test_implementations_agree(name, groups, queries, monkeypatch):
 def test_what_the_kernel_leaves_to_torch():
     q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
     full = Mask.full()
-    assert native.why_not(q, k, v, full) is None
-    assert "gradients" in native.why_not(q.clone().requires_grad_(), k, v, full)
-    assert "dtype" in native.why_not(q.double(), k.double(), v.double(), full)
-    assert "queries" in native.why_not(q.expand(-1, -1, native.MAX_QUERIES + 1, -1), k, v, full)
-    assert "head of 8" in native.why_not(q[..., :8], k[..., :8], v[..., :8], full)
-    assert "tensor" in native.why_not(q, k, v, Mask.of(torch.ones(1, 1, 1, 30, dtype=torch.bool)))
+    assert native.why_not(q, KeyValue(k, v), full) is None
+    assert "gradients" in native.why_not(q.clone().requires_grad_(), KeyValue(k, v), full)
+    assert "dtype" in native.why_not(q.double(), KeyValue(k.double(), v.double()), full)
+    assert "queries" in native.why_not(q.expand(-1, -1, native.MAX_QUERIES + 1, -1), KeyValue(k, v), full)
+    assert "head of 8" in native.why_not(q[..., :8], KeyValue(k[..., :8], v[..., :8]), full)
+    assert "tensor" in native.why_not(q, KeyValue(k, v), Mask.of(torch.ones(1, 1, 1, 30, dtype=torch.bool)))
 
 
 def test_environment_variable(monkeypatch):

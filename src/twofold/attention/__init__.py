@@ -6,7 +6,7 @@ heads, D head dim, C hidden size.
 
 from twofold.attention.context import AttentionContext, visible_pairs
 from twofold.attention.layer import Attention
-from twofold.attention.positions import rotary_tables, rotate, sinusoidal_embedding
+from twofold.attention.positions import sinusoidal_embedding
 from twofold.attention.reference import reference_attention, reference_scores
 from twofold.attention.score_map import ScoreMapMix
 
@@ -16,8 +16,6 @@ __all__ = [
     "ScoreMapMix",
     "reference_attention",
     "reference_scores",
-    "rotary_tables",
-    "rotate",
     "sinusoidal_embedding",
     "visible_pairs",
 ]

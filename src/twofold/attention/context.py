@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from twofold.attention.positions import rotary_tables
-from twofold.kernels import Mask
+from twofold.kernels import Mask, rotary_frequencies, rotary_tables
 
 
 def visible_pairs(
@@ -66,13 +65,21 @@ class AttentionContext:
         self.custom_mask = custom_mask
         self.dtype = dtype
         self._masks: dict[tuple[int, int | None], Mask] = {}
+        self._frequencies: dict[int, Tensor] = {}
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def rotary_tables(self, width: int) -> tuple[Float[Tensor, "B 1 T W"], Float[Tensor, "B 1 T W"]]:
         """Cosines and sines of the new tokens' positions for heads of a width."""
         if width not in self._tables:
-            self._tables[width] = rotary_tables(self.positions, width, self.rope_theta, dtype=self.dtype)
+            self._tables[width] = rotary_tables(self.positions, self.rotary_frequencies(width))
         return self._tables[width]
+
+    def rotary_frequencies(self, width: int) -> Float[Tensor, "half"]:
+        """Angles per position for heads of a width."""
+        if width not in self._frequencies:
+            device = self.positions.device
+            self._frequencies[width] = rotary_frequencies(width, self.rope_theta, device=device, dtype=self.dtype)
+        return self._frequencies[width]
 
     def mask(self, num_keys: int, window: int | None) -> Mask:
         """The mask of the new tokens over the latest `num_keys` tokens, for a layer with a window."""

@@ -6,10 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from twofold.attention.context import AttentionContext
-from twofold.attention.positions import rotary_tables, rotate
 from twofold.attention.score_map import ScoreMapMix
 from twofold.cache import LayerCache
-from twofold.kernels import Mask, attend
+from twofold.kernels import KeyValue, Rotation, attend, rotate
 from twofold.spec import ModelConfig
 
 
@@ -24,8 +23,7 @@ class Attention(nn.Module):
     - rope_mode `relative`: R_j z_j, key and value at once; the output is turned back by R_i^-1, so that the value
       seen is R_(j-i) z_j (as in DeepSeek-V4);
     - rope_mode `unrotated`: z_j and the position j; keys are rotated when they are read (as in Gemma 4);
-    - rope_mode `decoupled`: the normalised z_j of all heads and one rotated part for all heads, side by side
-      (as in multi-head latent attention).
+    - rope_mode `decoupled`: the normalised z_j, and one rotated part for all heads (as in multi-head latent attention).
 
     Args:
         config: The model's description.
@@ -92,9 +90,9 @@ class Attention(nn.Module):
         if self.score_map is not None:
             factor, bias = self.score_map(context.positions, context.dtype)
             query, mask = query * factor, mask.plus(bias.to(query.dtype))
-        key, value, query, mask = self.read(stored, query, mask, context.dtype)
         dropout = self.dropout if self.training else 0.0
-        output = attend(query, key, value, mask=mask, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        read = self.read(stored, context)
+        output = attend(query, read, mask=mask, scale=self.scale, dropout=dropout)  # (B, H, T, D)
         if self.rope_mode == "relative":
             cos, sin = context.rotary_tables(self.head_dim)
             output = rotate(output, cos, -sin)
@@ -108,8 +106,8 @@ class Attention(nn.Module):
 
         Returns:
             Queries (B, H, T, W), W = D, or D + D_r in rope_mode decoupled; and a tuple of one tensor where K = V,
-            else key and value, each (B, G, T, D). In rope_mode unrotated the positions (B, 1, T, 1) follow; in
-            decoupled the one tensor is (B, 1, T, G·D + D_r).
+            else key and value, each (B, G, T, D). In rope_mode unrotated the positions (B, 1, T, 1) follow, in
+            decoupled the rotated part (B, 1, T, D_r).
         """
         if self.rope_mode == "decoupled":
             return self._project_decoupled(hidden_states, context)
@@ -133,26 +131,15 @@ class Attention(nn.Module):
                 stored = (rotate(stored[0], cos, sin), *stored[1:])
         return query, stored
 
-    def read(
-        self,
-        stored: tuple[Tensor, ...],
-        query: Float[Tensor, "B H T W"],
-        mask: Mask,
-        table_dtype: torch.dtype = torch.float32,
-    ) -> tuple[Tensor, Tensor, Tensor, Mask]:
-        """Keys and values out of what is cached, with the queries and the mask that go with them.
-
-        Returns:
-            key (B, G, S, W), value (B, G, S, D), query (B, H, T, W) and the mask. Where K = V needs no rotation at
-            read, key and value are the same tensor.
-        """
+    def read(self, stored: tuple[Tensor, ...], context: AttentionContext) -> KeyValue:
+        """What is cached, as keys and values; with K = V they are the same tensor, and nothing is copied."""
         if self.rope_mode == "decoupled":
-            return self._read_decoupled(stored[0], query, mask)
+            return KeyValue(stored[0], stored[0], rope_key=stored[1])
         if self.rope_mode == "unrotated":
-            value, positions = stored
-            cos, sin = rotary_tables(positions[:, 0, :, 0], self.head_dim, self.rope_theta, dtype=table_dtype)
-            return rotate(value * self.k_norm if self.qk_norm else value, cos, sin), value, query, mask
-        return stored[0], stored[-1], query, mask
+            frequencies = context.rotary_frequencies(self.head_dim)
+            rotation = Rotation(stored[1][:, 0, :, 0], frequencies, self.k_norm if self.qk_norm else None)
+            return KeyValue(stored[0], stored[0], rotation=rotation)
+        return KeyValue(stored[0], stored[-1])
 
     def fold_query(self) -> None:
         """Replaces the two query matrices of `query_depth=2` by their product, for inference."""
@@ -175,27 +162,18 @@ class Attention(nn.Module):
         folds = self.rope_mode != "unrotated"
         return query * (query_scale * key_scale if folds else query_scale), (value,)
 
-    def _project_decoupled(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, tuple[Tensor]]:
+    def _project_decoupled(
+        self, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         cos, sin = context.rotary_tables(self.rope_width or 0)
         shared_proj = self.q_proj if self.sharing.ties_query_key else self.k_proj
         shared = self.kv_norm(shared_proj(hidden_states))  # (B, T, G·D)
-        query = self._heads(shared) if self.sharing.ties_query_key else self._query(hidden_states)
+        content = self._heads(shared)  # (B, G, T, D)
+        query = content if self.sharing.ties_query_key else self._query(hidden_states)
         query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_rope = rotate(self.k_rope_proj(hidden_states)[:, None], cos, sin)  # (B, 1, T, D_r)
         query = torch.cat((query, rotate(query_rope, cos, sin)), dim=-1)  # (B, H, T, D + D_r)
-        return query, (torch.cat((shared[:, None], key_rope), dim=-1),)  # (B, 1, T, G·D + D_r)
-
-    def _read_decoupled(self, latent: Tensor, query: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor, Mask]:
-        """Scores are q·z + q_rot·k_rot. The second term is a bias or more channels, whichever is less to write."""
-        shared, key_rope = latent.split((self.num_groups * self.head_dim, self.rope_width or 0), dim=-1)
-        value = self._heads(shared[:, 0])  # (B, G, S, D)
-        num_queries = query.shape[2]
-        if self.num_heads * num_queries < self.num_groups * (self.head_dim + key_rope.shape[-1]):
-            query, query_rope = query.split((self.head_dim, key_rope.shape[-1]), dim=-1)
-            bias = (query_rope @ key_rope.transpose(-1, -2)) * self.scale  # (B, H, T, S)
-            return value, value, query, mask.plus(bias)
-        key = torch.cat((value, key_rope.expand(-1, self.num_groups, -1, -1)), dim=-1)  # (B, G, S, D + D_r)
-        return key, value, query, mask
+        return query, (content, key_rope)
 
     def _query(self, hidden_states: Tensor) -> Tensor:
         if self.query_depth == 2:

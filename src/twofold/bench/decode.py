@@ -94,8 +94,7 @@ class DecodeCase:
         hidden_states = torch.zeros(len(self.tokens), 1, self.model.config.hidden_size)
         stored = self.cache[0].tensors
         query, _ = layer.project(hidden_states, context)
-        key, value, query, mask = layer.read(stored, query, context.mask(stored[0].shape[2], None))
-        return implementation(query, key, value, mask)
+        return implementation(query, layer.read(stored, context), context.mask(stored[0].shape[2], None))
 
     @property
     def nbytes_used(self) -> int:

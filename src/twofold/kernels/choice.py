@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twofold.kernels import native, sdpa
+from twofold.kernels.key_value import KeyValue
 from twofold.kernels.mask import Mask
 from twofold.spec import ConfigError, did_you_mean
 
@@ -15,34 +16,27 @@ _NAMES = ("auto", "native", "torch")
 
 
 def attend(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B G S D"],
-    v: Float[Tensor, "B G S E"],
-    *,
-    mask: Mask,
-    scale: float,
-    dropout: float = 0.0,
-) -> Float[Tensor, "B H T E"]:
-    """Softmax attention by the fastest implementation that can do it; k and v may be one tensor, which is never copied.
+    query: Float[Tensor, "B H T W"], stored: KeyValue, *, mask: Mask, scale: float, dropout: float = 0.0
+) -> Float[Tensor, "B H T D"]:
+    """Softmax attention by the fastest implementation that can do it.
 
-    Query head h reads key/value head h // (H / G).
+    Query head h reads key/value head h // (H / G). A tensor that is key and value is never copied.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
+        query: Queries, as wide as the keys: W = D, or D + D_r where there is a rope key.
+        stored: Keys and values.
         mask: Which keys each query sees.
         scale: Factor on q·k.
         dropout: Probability with which an attention weight is dropped.
     """
-    if dropout == 0 and implementation(q, k, v, mask) == "native":
-        return native.attend(q, k, v, mask, scale)
-    return sdpa.attend(q, k, v, mask=mask, scale=scale, dropout=dropout)
+    if dropout == 0 and implementation(query, stored, mask) == "native":
+        return native.attend(query, stored, mask, scale)
+    return sdpa.attend(query, stored, mask=mask, scale=scale, dropout=dropout)
 
 
-def implementation(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str:
+def implementation(query: Tensor, stored: KeyValue, mask: Mask) -> str:
     """Which implementation does this call when nothing is dropped: `native` or `torch`."""
-    return "native" if wanted() != "torch" and native.why_not(q, k, v, mask) is None else "torch"
+    return "native" if wanted() != "torch" and native.why_not(query, stored, mask) is None else "torch"
 
 
 def wanted() -> str:

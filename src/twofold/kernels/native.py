@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import twofold
+from twofold.kernels.key_value import KeyValue
 from twofold.kernels.mask import Mask
 
 MAX_QUERIES = 8
@@ -54,8 +55,11 @@ def instruction_set() -> str | None:
     return None if library is None else library.twofold_isa().decode()
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+def why_not(q: Tensor, stored: KeyValue, mask: Mask) -> str | None:
     """Why the kernel cannot do this call, or None when it can."""
+    k, v = stored.key, stored.value
+    if stored.rotation is not None or stored.rope_key is not None:
+        return "keys are rotated"
     if load_library() is None:
         return "it was not compiled"
     if q.device.type != "cpu":
@@ -73,24 +77,22 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
     return None
 
 
-def attend(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S D"], mask: Mask, scale: float
-) -> Float[Tensor, "B H T D"]:
+def attend(q: Float[Tensor, "B H T D"], stored: KeyValue, mask: Mask, scale: float) -> Float[Tensor, "B H T D"]:
     """Softmax attention in float32 arithmetic, whatever the dtype; keys that are the values too are read once.
 
     Call it only where `why_not` finds nothing. A query that sees no key gets zeros.
     """
+    k, v = stored.key, stored.value
     batch, num_heads, num_queries, width = q.shape
     num_groups, num_keys = k.shape[1:3]
     query = q.float().contiguous()
     output = torch.empty_like(query)
     first, last = _ends(mask, batch, num_queries, num_keys)
-    shared = k.data_ptr() == v.data_ptr() and k.stride() == v.stride()
     arguments = _Arguments(
         query=query.data_ptr(),
         output=output.data_ptr(),
         key=k.data_ptr(),
-        value=None if shared else v.data_ptr(),
+        value=None if stored.tied else v.data_ptr(),
         first=first.data_ptr(),
         last=last.data_ptr(),
         B=batch,
