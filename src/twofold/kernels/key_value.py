@@ -59,7 +59,7 @@ class KeyValue:
         value = key if self.tied else dequantized(self.value, self.value_scale, dtype)
         if self.rotation is not None:
             cos, sin = rotary_tables(self.rotation.positions, self.rotation.frequencies)
-            weighted = key if self.rotation.weight is None else key * self.rotation.weight
+            weighted = key if self.rotation.weight is None else key * self.rotation.weight.to(dtype)
             key = rotate(weighted, cos, sin)
         if self.rope_key is not None:
             rope_key = dequantized(self.rope_key, self.rope_scale, dtype)

@@ -16,9 +16,10 @@ from twofold.kernels.mask import Mask
 MAX_QUERIES = 8
 """Queries up to which one pass over the keys beats torch's matrix products."""
 _MAX_ROWS = 1_024
-_HEAD_MULTIPLE = 16
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_Strides = ctypes.c_int64 * 3
+_MULTIPLE = 16  # of which widths must be multiples: the widest vectors
+_FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPES = {**_FLOATS, torch.int8: 3, torch.uint8: 4}
+_Two, _Three = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 
 
 class _Arguments(ctypes.Structure):
@@ -26,10 +27,12 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "output", "key", "value", "key_scale", "value_scale")),
+        *((name, ctypes.c_void_p) for name in ("rope_key", "rope_scale", "position", "frequency", "key_weight")),
         *((name, ctypes.c_void_p) for name in ("first", "last")),
-        *((name, ctypes.c_int64) for name in ("B", "G", "R", "T", "S", "D")),
-        ("key_stride", _Strides),
-        ("value_stride", _Strides),
+        *((name, ctypes.c_int64) for name in ("B", "G", "R", "T", "S", "D", "rope_width")),
+        *((name, _Three) for name in ("key_stride", "value_stride")),
+        *((name, _Two) for name in ("rope_stride", "key_scale_stride", "value_scale_stride")),
+        *((name, ctypes.c_int64) for name in ("rope_scale_stride", "position_stride")),
         ("scale", ctypes.c_float),
         ("dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32),
@@ -55,44 +58,48 @@ def instruction_set() -> str | None:
     return None if library is None else library.twofold_isa().decode()
 
 
-def why_not(q: Tensor, stored: KeyValue, mask: Mask) -> str | None:
+def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
     """Why the kernel cannot do this call, or None when it can."""
-    k, v = stored.key, stored.value
-    if stored.rotation is not None or stored.rope_key is not None:
-        return "keys are rotated"
+    key, value, rope_key = stored.key, stored.value, stored.rope_key
     if load_library() is None:
         return "it was not compiled"
-    if q.device.type != "cpu":
-        return f"the tensors are on {q.device.type}"
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if query.device.type != "cpu":
+        return f"the tensors are on {query.device.type}"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "gradients are wanted"
-    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        return f"the dtype is {k.dtype}"
-    if q.shape[2] > MAX_QUERIES or q.shape[1] // k.shape[1] * q.shape[2] > _MAX_ROWS:
-        return f"there are {q.shape[2]} queries"
-    if q.shape[-1] % _HEAD_MULTIPLE or v.shape[-1] != q.shape[-1] or k.stride(-1) != 1 or v.stride(-1) != 1:
-        return f"a head of {q.shape[-1]} is laid out in a way that it does not read"
+    if query.dtype not in _FLOATS or key.dtype != (query.dtype if stored.key_scale is None else key.dtype):
+        return f"the dtype is {query.dtype} over {key.dtype}"
+    if key.dtype not in _DTYPES or value.dtype != key.dtype:
+        return f"the dtype is {key.dtype}"
+    if query.shape[2] > MAX_QUERIES or query.shape[1] // key.shape[1] * query.shape[2] > _MAX_ROWS:
+        return f"there are {query.shape[2]} queries"
+    rope_width = 0 if rope_key is None else query.shape[-1] - _width(value)
+    if _width(key) != _width(value) or _width(value) % _MULTIPLE or rope_width % _MULTIPLE:
+        return f"the heads are {_width(key)} and {rope_width} wide"
+    if any(tensor is not None and tensor.stride(-1) != 1 for tensor in (key, value, rope_key)):
+        return "the channels of a head do not lie together"
     if mask.given is not None:
         return "the mask is a tensor"
     return None
 
 
-def attend(q: Float[Tensor, "B H T D"], stored: KeyValue, mask: Mask, scale: float) -> Float[Tensor, "B H T D"]:
-    """Softmax attention in float32 arithmetic, whatever the dtype; keys that are the values too are read once.
+def attend(query: Float[Tensor, "B H T W"], stored: KeyValue, mask: Mask, scale: float) -> Float[Tensor, "B H T D"]:
+    """Softmax attention in float32 arithmetic, whatever is stored; keys that are the values too are read once.
 
     Call it only where `why_not` finds nothing. A query that sees no key gets zeros.
     """
-    k, v = stored.key, stored.value
-    batch, num_heads, num_queries, width = q.shape
-    num_groups, num_keys = k.shape[1:3]
-    query = q.float().contiguous()
-    output = torch.empty_like(query)
+    key, value, rotation = stored.key, stored.value, stored.rotation
+    batch, num_heads, num_queries, query_width = query.shape
+    num_groups, num_keys = key.shape[1:3]
+    width = _width(value)
+    wide = query.float().contiguous()
+    output = wide.new_empty(batch, num_heads, num_queries, width)
     first, last = _ends(mask, batch, num_queries, num_keys)
     arguments = _Arguments(
-        query=query.data_ptr(),
+        query=wide.data_ptr(),
         output=output.data_ptr(),
-        key=k.data_ptr(),
-        value=None if stored.tied else v.data_ptr(),
+        key=key.data_ptr(),
+        value=None if stored.tied else value.data_ptr(),
         first=first.data_ptr(),
         last=last.data_ptr(),
         B=batch,
@@ -101,17 +108,51 @@ def attend(q: Float[Tensor, "B H T D"], stored: KeyValue, mask: Mask, scale: flo
         T=num_queries,
         S=num_keys,
         D=width,
-        key_stride=_Strides(*k.stride()[:3]),
-        value_stride=_Strides(*v.stride()[:3]),
+        rope_width=query_width - width,
+        key_stride=_Three(*key.stride()[:3]),
+        value_stride=_Three(*value.stride()[:3]),
         scale=scale,
-        dtype=_DTYPES[k.dtype],
+        dtype=_DTYPES[key.dtype],
         threads=torch.get_num_threads(),
     )
+    kept: list[Tensor] = []  # what the pointers point to
+
+    def pointer(tensor: Tensor) -> int:
+        kept.append(tensor)
+        return tensor.data_ptr()
+
+    for name, scales in (("key_scale", stored.key_scale), ("value_scale", stored.value_scale)):
+        if scales is not None:
+            rows = _rows(scales.squeeze(-1))
+            setattr(arguments, name, pointer(rows))
+            setattr(arguments, f"{name}_stride", _Two(*rows.stride()[:2]))
+    if stored.rope_key is not None:
+        arguments.rope_key = stored.rope_key.data_ptr()
+        arguments.rope_stride = _Two(stored.rope_key.stride(0), stored.rope_key.stride(2))
+    if stored.rope_scale is not None:
+        rows = _rows(stored.rope_scale[:, 0, :, 0])
+        arguments.rope_scale, arguments.rope_scale_stride = pointer(rows), rows.stride(0)
+    if rotation is not None:
+        positions = _rows(rotation.positions.int())
+        arguments.position, arguments.position_stride = pointer(positions), positions.stride(0)
+        arguments.frequency = pointer(rotation.frequencies.double())
+        if rotation.weight is not None:
+            arguments.key_weight = pointer(rotation.weight.float().contiguous())
     library = load_library()
     assert library is not None
     failed = library.twofold_decode_attention(ctypes.byref(arguments))
     assert not failed, "why_not let an unsupported call through"
-    return output.to(q.dtype)
+    return output.to(query.dtype)
+
+
+def _width(stored: Tensor) -> int:
+    """Channels of a stored row; uint8 holds two in a byte."""
+    return stored.shape[-1] * (2 if stored.dtype == torch.uint8 else 1)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous, as the kernel reads scales and positions; seldom a copy."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _ends(mask: Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:

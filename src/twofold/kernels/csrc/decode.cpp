@@ -4,269 +4,296 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
+#include "block.h"
 #include "decode.h"
+#include "formats.h"
+#include "rotate.h"
 #include "simd.h"
 
 namespace twofold::TWOFOLD_ISA {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::max();
+// What holds for the whole call. A row is one query of one query head; rows are stored query by query, so that those of
+// one query lie together.
+struct Plan {
+  const twofold_decode& a;
+  int rows, width, query_width, block;
+  bool packed;             // channels come in the order of unpacking
+  std::vector<int> order;  // the channel of the query, and of the output, that each place holds
 
-// Rows of a block, so that it takes 16 KiB as floats.
-constexpr int block_rows(int width) { return std::max(16, std::min(64, 4096 / width / kWidth * kWidth)); }
+  Plan(const twofold_decode& a, int block, bool packed)
+      : a(a), rows(int(a.R * a.T)), width(int(a.D)), query_width(int(a.D + a.rope_width)), block(block), packed(packed),
+        order(query_width) {}
+};
 
-// What one thread needs for the rows (queries) that share a key/value head.
+template <class T>
+Plan make_plan(const twofold_decode& a) {
+  const int width = int(a.D), rope_width = int(a.rope_width);
+  const bool packed = !a.position && fits<T>(width) && fits<T>(rope_width);
+  // A block, what is made of it and the next one fit in 32 KiB. Two tensors need not fetch ahead.
+  const bool copied = a.position || (!std::is_same_v<T, float> && !(packed && a.R * a.T == 1));
+  const int bytes = a.position ? 8192 : copied ? 16384 : a.value ? 32768 : 12288;
+  const int row_bytes = copied ? 4 * width : width * int(sizeof(T)) / Format<T>::kPerElement;
+  Plan plan(a, std::clamp(bytes / row_bytes, 16, 512) / kWidth * kWidth, packed);
+  for (int i = 0; i < plan.query_width; ++i)
+    plan.order[i] = !packed     ? i
+                    : i < width ? channel_at<T>(i, width)
+                                : width + channel_at<T>(i - width, rope_width);
+  return plan;
+}
+
+// What one thread needs for the rows that share a key/value head.
 struct Scratch {
-  int rows, width, block;
-  std::vector<float> memory;
-  float *query, *output, *score, *keys, *values, *max, *sum;
+  float *query, *turned_query, *output, *max, *sum, *score, *rope_score, *keys, *turned_keys, *values, *rope;
+  std::optional<AlignedFloats> memory;
+  std::optional<Rotation> rotation;
 
-  Scratch(int rows, int width) : rows(rows), width(width), block(block_rows(width)) {
-    const size_t size[] = {size_t(rows) * width, size_t(rows) * width, size_t(rows) * block, size_t(block) * width,
-                           size_t(block) * width, size_t(rows), size_t(rows)};
-    float** part[] = {&query, &output, &score, &keys, &values, &max, &sum};
-    size_t total = 16;
+  explicit Scratch(const Plan& p) {
+    const size_t r = p.rows, b = p.block, w = p.width, rope_width = p.a.rope_width;
+    const size_t size[] = {r * p.query_width, r * w, r * w, r, r, r * b, r * b, b * w, b * w, b * w, b * rope_width};
+    float** part[] = {&query, &turned_query, &output, &max, &sum, &score, &rope_score, &keys, &turned_keys, &values, &rope};
+    size_t total = 0;
     for (size_t n : size) total += (n + 15) / 16 * 16;
-    memory.resize(total);
-    float* p = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-    for (int i = 0; i < 7; ++i) {
-      *part[i] = p;
-      p += (size[i] + 15) / 16 * 16;
-    }
+    memory.emplace(total);
+    float* at = memory->data();
+    for (size_t i = 0; i < std::size(size); at += (size[i] + 15) / 16 * 16, ++i) *part[i] = at;
+    if (p.a.position) rotation.emplace(p.a.frequency, p.width, p.block);
   }
 };
 
-// Scores of Q rows and kWidth keys at a time (Q * K = kWidth accumulators).
-template <int Q, int D>
-inline void score_rows(const float* query, const float* keys, int64_t stride, int n, float* score, int block, int width) {
-  constexpr int K = kWidth / Q;
-  const int w = D ? D : width;
-  int j = 0;
-  for (; j + K <= n; j += K) {
-    Floats a[kWidth] = {};
-    for (int d = 0; d < w; d += kWidth) {
-      Floats k[K];
-      for (int c = 0; c < K; ++c) k[c] = load(keys + (j + c) * stride + d);
-      for (int r = 0; r < Q; ++r) {
-        const Floats q = load(query + r * w + d);
-        for (int c = 0; c < K; ++c) a[r * K + c] += q * k[c];
-      }
-    }
-    const Floats sums = sum_each(a);
-    if constexpr (Q == 1) {
-      store(score + j, sums);
-    } else {
-      for (int r = 0; r < Q; ++r) std::memcpy(score + r * block + j, reinterpret_cast<const float*>(&sums) + r * K, 4 * K);
-    }
-  }
-  for (; j < n; ++j)
-    for (int r = 0; r < Q; ++r) {
-      Floats a = {};
-      for (int d = 0; d < w; d += kWidth) a += load(query + r * w + d) * load(keys + j * stride + d);
-      score[r * block + j] = sum(a);
-    }
-}
-
-// output += weights · values for Q rows, N vectors of the width at a time, U values at a time in accumulators of their own.
-template <int Q, int N, int U>
-inline void add_values(const float* weight, const float* values, int64_t stride, int n, float* output, int block, int width) {
-  Floats a[U][Q][N];
-  for (int r = 0; r < Q; ++r)
-    for (int v = 0; v < N; ++v) {
-      a[0][r][v] = load(output + r * width + v * kWidth);
-      for (int u = 1; u < U; ++u) a[u][r][v] = Floats{};
-    }
-  int j = 0;
-  for (; j + U <= n; j += U)
-    for (int u = 0; u < U; ++u) {
-      Floats x[N];
-      for (int v = 0; v < N; ++v) x[v] = load(values + (j + u) * stride + v * kWidth);
-      for (int r = 0; r < Q; ++r) {
-        const float p = weight[r * block + j + u];
-        for (int v = 0; v < N; ++v) a[u][r][v] += p * x[v];
-      }
-    }
-  for (; j < n; ++j)
-    for (int r = 0; r < Q; ++r)
-      for (int v = 0; v < N; ++v) a[0][r][v] += weight[r * block + j] * load(values + j * stride + v * kWidth);
-  for (int r = 0; r < Q; ++r)
-    for (int v = 0; v < N; ++v) {
-      for (int u = 1; u < U; ++u) a[0][r][v] += a[u][r][v];
-      store(output + r * width + v * kWidth, a[0][r][v]);
-    }
-}
-
-// Turns n scores into weights e^(score - max); scales what was summed before where the maximum grows.
-inline void softmax_row(float* score, int n, const float* key_scale, const float* value_scale, Scratch& s, int row) {
-  if (key_scale)
-    for (int j = 0; j < n; ++j) score[j] *= key_scale[j];
-  int padded = (n + kWidth - 1) / kWidth * kWidth;
-  for (int j = n; j < padded; ++j) score[j] = kNothing;
-  Floats top = load(score);
-  for (int j = kWidth; j < padded; j += kWidth) top = larger(load(score + j), top);
-  const float block_max = largest(top);
-  if (block_max > s.max[row]) {
-    const float factor = std::exp(s.max[row] - block_max);
-    s.max[row] = block_max;
-    s.sum[row] *= factor;
-    float* output = s.output + row * s.width;
-    for (int d = 0; d < s.width; d += kWidth) store(output + d, load(output + d) * factor);
-  }
-  const Floats max = splat(s.max[row]);
-  Floats total = {};
-  int j = 0;
-  for (; j + kWidth <= n; j += kWidth) {
-    const Floats e = exp_of_negative(load(score + j) - max);
-    total += e;
-    store(score + j, e);
-  }
-  float tail = 0;
-  if (j < n) {
-    store(score + j, exp_of_negative(load(score + j) - max));
-    for (; j < n; ++j) tail += score[j];
-  }
-  s.sum[row] += sum(total) + tail;
-  if (value_scale)
-    for (int i = 0; i < n; ++i) score[i] *= value_scale[i];
-}
-
-template <int Q, int D>
-inline void attend_rows(int row, const float* keys, int64_t key_stride, const float* values, int64_t value_stride, int n,
-                        const float* key_scale, const float* value_scale, Scratch& s) {
-  const int w = D ? D : s.width;
-  float* score = s.score + row * s.block;
-  score_rows<Q, D>(s.query + row * w, keys, key_stride, n, score, s.block, w);
-  for (int r = 0; r < Q; ++r) softmax_row(score + r * s.block, n, key_scale, value_scale, s, row + r);
-  float* output = s.output + row * w;
-  constexpr int N = Q > 1 ? (kWidth == 8 ? 2 : 4) : (kWidth == 8 ? 8 : 4);
-  constexpr int U = Q == 1 && N < 8 ? 2 : 1;
-  int d = 0;
-  for (; d + N * kWidth <= w; d += N * kWidth)
-    add_values<Q, N, U>(score, values + d, value_stride, n, output + d, s.block, w);
-  for (; d < w; d += kWidth) add_values<Q, 1, 2>(score, values + d, value_stride, n, output + d, s.block, w);
-}
-
+// Some neighbouring keys and values as they are read: in place, or out of the scratch as floats.
 template <class T>
-inline const float* as_float_rows(const T* rows, int64_t stride, int n, int width, float* scratch) {
-  for (int j = 0; j < n; ++j)
-    for (int d = 0; d < width; ++d) scratch[j * width + d] = to_float(rows[j * stride + d]);
-  return scratch;
+struct Block {
+  const T* keys;
+  int64_t key_stride;
+  const T* values;
+  int64_t value_stride;
+  const T* rope;
+  int64_t rope_stride;
+  int n;
+  const float *key_scale, *value_scale, *rope_scale;  // or null
+};
+
+inline void multiply(float* x, const float* by, int n) {
+  for (int j = 0; by && j < n; ++j) x[j] *= by[j];
 }
 
-// Keys `begin` to `end - 1` of one key/value head, for rows that all see them.
-template <class T, int D>
-void attend_range(const twofold_decode& a, int64_t b, int64_t g, int row, int rows, int64_t begin, int64_t end, Scratch& s) {
-  const int w = D ? D : s.width;
-  const T* key = static_cast<const T*>(a.key) + b * a.key_stride[0] + g * a.key_stride[1];
-  const T* value = a.value ? static_cast<const T*>(a.value) + b * a.value_stride[0] + g * a.value_stride[1] : key;
-  const int64_t value_stride = a.value ? a.value_stride[2] : a.key_stride[2];
-  const float* key_scale = a.key_scale ? a.key_scale + (b * a.G + g) * a.S : nullptr;
-  const float* value_scale = a.value ? a.value_scale : a.key_scale;
-  if (value_scale) value_scale += (b * a.G + g) * a.S;
-  for (int64_t j = begin; j < end; j += s.block) {
-    const int n = int(std::min<int64_t>(s.block, end - j));
-    const T *k = key + j * a.key_stride[2], *v = value + j * value_stride;
-    const float *keys, *values;
-    int64_t ks = w, vs = w;
-    if constexpr (std::is_same_v<T, float>) {
-      keys = k, values = v, ks = a.key_stride[2], vs = value_stride;
-    } else {
-      keys = as_float_rows(k, a.key_stride[2], n, w, s.keys);
-      values = a.value ? as_float_rows(v, value_stride, n, w, s.values) : keys;
+// From scores to weights, and to the sum of what they weigh.
+template <int Q, int D, class T>
+inline void weigh(const Block<T>& block, int row, const Plan& p, Scratch& s) {
+  for (int r = row; r < row + Q; ++r) {
+    float *score = s.score + r * p.block, *rope_score = s.rope_score + r * p.block;
+    multiply(score, block.key_scale, block.n);
+    if (block.rope) {
+      multiply(rope_score, block.rope_scale, block.n);
+      for (int j = 0; j < block.n; ++j) score[j] += rope_score[j];
     }
-    const float* kscale = key_scale ? key_scale + j : nullptr;
-    const float* vscale = value_scale ? value_scale + j : nullptr;
-    int r = row;
-    for (; r + 4 <= row + rows; r += 4) attend_rows<4, D>(r, keys, ks, values, vs, n, kscale, vscale, s);
-    for (; r + 2 <= row + rows; r += 2) attend_rows<2, D>(r, keys, ks, values, vs, n, kscale, vscale, s);
-    for (; r < row + rows; ++r) attend_rows<1, D>(r, keys, ks, values, vs, n, kscale, vscale, s);
+    softmax_row(score, block.n, s.max[r], s.sum[r], s.output + r * p.width, p.width);
+    multiply(score, block.value_scale, block.n);
+  }
+  add_rows<Q, D>(s.score + row * p.block, p.block, block.values, block.value_stride, block.n, p.a.value ? 0 : block.n,
+                 s.output + row * p.width, p.width);
+}
+
+template <int Q, int D, class T>
+inline void attend_rows(const Block<T>& block, int row, const Plan& p, Scratch& s) {
+  const float* query = s.rotation ? s.turned_query + row * p.width : s.query + row * p.query_width;
+  const int query_stride = s.rotation ? p.width : p.query_width;
+  score_rows<Q, D>(query, query_stride, block.keys, block.key_stride, block.n, s.score + row * p.block, p.block, p.width);
+  if (block.rope)
+    score_rows<Q, 0>(query + p.width, query_stride, block.rope, block.rope_stride, block.n, s.rope_score + row * p.block,
+                     p.block, int(p.a.rope_width));
+  weigh<Q, D>(block, row, p, s);
+}
+
+template <int D, class T>
+inline void attend_block(const Block<T>& block, int row, int rows, const Plan& p, Scratch& s) {
+  const int end = row + rows;
+  for (; row + 4 <= end; row += 4) attend_rows<4, D>(block, row, p, s);
+  for (; row + 2 <= end; row += 2) attend_rows<2, D>(block, row, p, s);
+  for (; row < end; ++row) attend_rows<1, D>(block, row, p, s);
+}
+
+// The stored rows of one key/value head.
+template <class T>
+struct Head {
+  const T *key, *value, *rope;
+  int64_t key_stride, value_stride, rope_stride;
+  const float *key_scale, *value_scale, *rope_scale;
+  const int32_t* position;
+  bool tied;
+
+  Head(const twofold_decode& a, int64_t b, int64_t g) : tied(!a.value) {
+    auto rows = [&](const void* p, const int64_t* stride) {
+      return static_cast<const T*>(p) + b * stride[0] + g * stride[1];
+    };
+    auto scales = [&](const float* p, const int64_t* stride) { return p ? p + b * stride[0] + g * stride[1] : nullptr; };
+    key = rows(a.key, a.key_stride), key_stride = a.key_stride[2];
+    value = tied ? key : rows(a.value, a.value_stride), value_stride = tied ? key_stride : a.value_stride[2];
+    rope = a.rope_key ? static_cast<const T*>(a.rope_key) + b * a.rope_stride[0] : nullptr;
+    rope_stride = a.rope_stride[1];
+    key_scale = scales(a.key_scale, a.key_scale_stride);
+    value_scale = tied ? key_scale : scales(a.value_scale, a.value_scale_stride);
+    rope_scale = a.rope_scale ? a.rope_scale + b * a.rope_scale_stride : nullptr;
+    position = a.position ? a.position + b * a.position_stride : nullptr;
+  }
+};
+
+// Keys j to j + n - 1 for some rows. Floats are read in place, and what one row alone needs; the rest goes through a
+// copy in floats.
+template <class T, int D>
+inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows, const Plan& p, Scratch& s) {
+  const int w = D ? D : p.width;
+  const T *key = head.key + j * head.key_stride, *value = head.value + j * head.value_stride;
+  const T* rope = head.rope ? head.rope + j * head.rope_stride : nullptr;
+  auto at = [&](const float* scale) { return scale ? scale + j : nullptr; };
+  const float *key_scale = at(head.key_scale), *value_scale = at(head.value_scale), *rope_scale = at(head.rope_scale);
+  constexpr bool kFloat = std::is_same_v<T, float>;
+  if (!s.rotation && (kFloat || (p.packed && rows == 1)))
+    return attend_block<D>(Block<T>{key, head.key_stride, value, head.value_stride, rope, head.rope_stride, n, key_scale,
+                                    value_scale, rope_scale}, row, rows, p, s);
+  Block<float> block{nullptr, w, nullptr, w, nullptr, p.a.rope_width, n, key_scale, value_scale, rope_scale};
+  if constexpr (kFloat) {
+    block.keys = key, block.key_stride = head.key_stride;
+    block.values = value, block.value_stride = head.value_stride;
+  } else {
+    block.keys = widen(key, head.key_stride, n, w, p.packed, s.keys);
+    block.values = head.tied ? block.keys : widen(value, head.value_stride, n, w, p.packed, s.values);
+    if (rope) block.rope = widen(rope, head.rope_stride, n, int(p.a.rope_width), p.packed, s.rope);
+  }
+  if (s.rotation) {
+    s.rotation->begin_at(head.position[j]);
+    for (int r = row; r < row + rows; ++r)
+      s.rotation->rotate_back(s.query + r * p.query_width, s.turned_query + r * w);
+    if (rows == 1 && w / 2 % kWidth == 0) {
+      s.rotation->score<D>(s.turned_query + row * w, block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys,
+                           s.score + row * p.block);
+      return weigh<1, D>(block, row, p, s);
+    }
+    s.rotation->rotate<D>(block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys);
+    block.keys = s.turned_keys, block.key_stride = w;
+  }
+  attend_block<D>(block, row, rows, p, s);
+}
+
+// How many of n positions follow each other without a gap.
+inline int neighbours(const int32_t* position, int n) {
+  int gaps = 0;
+  for (int i = 0; i < n; ++i) gaps |= position[i] - position[0] - i;
+  if (!gaps) return n;
+  int run = 1;
+  while (position[run] == position[0] + run) ++run;
+  return run;
+}
+
+// Keys `begin` to `end - 1`, for rows that all see them, in blocks; keys that are rotated lie at neighbouring positions.
+template <class T, int D>
+void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t end,
+                  const Plan& p, Scratch& s) {
+  for (int64_t j = begin; j < end;) {
+    int n = int(std::min<int64_t>(p.block, end - j));
+    if (head.position) {
+      n = neighbours(head.position + j, n);
+    }
+    attend_keys<T, D>(head, j, n, row, rows, p, s);
+    j += n;
   }
 }
 
 // One part of the keys of one key/value head; leaves unnormalised output, maximum and sum in the scratch.
 template <class T, int D>
-void attend_part(const twofold_decode& a, int64_t b, int64_t g, int64_t part, int64_t parts, Scratch& s) {
-  const int rows = int(a.R * a.T);
-  const float* query = a.query + (b * a.G + g) * rows * s.width;
-  for (int t = 0; t < a.T; ++t)  // rows are stored query by query, so that those of one query lie together
+void attend_part(int64_t b, int64_t g, int64_t part, int64_t parts, const Plan& p, Scratch& s) {
+  const twofold_decode& a = p.a;
+  const float* query = a.query + (b * a.G + g) * p.rows * p.query_width;
+  for (int t = 0; t < a.T; ++t)
     for (int r = 0; r < a.R; ++r)
-      for (int d = 0; d < s.width; ++d)
-        s.query[(t * a.R + r) * s.width + d] = query[(r * a.T + t) * s.width + d] * a.scale;
-  std::fill(s.output, s.output + rows * s.width, 0.0f);
-  std::fill(s.max, s.max + rows, kNothing);
-  std::fill(s.sum, s.sum + rows, 0.0f);
+      for (int d = 0; d < p.query_width; ++d)
+        s.query[(t * a.R + r) * p.query_width + d] = query[(r * a.T + t) * p.query_width + p.order[d]] * a.scale;
+  std::fill(s.output, s.output + p.rows * p.width, 0.0f);
+  std::fill(s.max, s.max + p.rows, kNothing);
+  std::fill(s.sum, s.sum + p.rows, 0.0f);
+
+  const Head<T> head(a, b, g);
   const int32_t *first = a.first + b * a.T, *last = a.last + b * a.T;
   const int64_t low = *std::min_element(first, first + a.T), high = *std::max_element(last, last + a.T);
-  const int64_t blocks = (std::max<int64_t>(0, high - low) + s.block - 1) / s.block;
-  const int64_t begin = low + blocks * part / parts * s.block;
-  const int64_t end = std::min(high, low + blocks * (part + 1) / parts * s.block);
-  // Where all queries see the same keys their rows go together; elsewhere query by query.
-  const int64_t shared_begin = *std::max_element(first, first + a.T), shared_end = *std::min_element(last, last + a.T);
-  const int64_t mid_begin = std::clamp(shared_begin, begin, end), mid_end = std::clamp(shared_end, mid_begin, end);
-  if (mid_begin < mid_end) attend_range<T, D>(a, b, g, 0, rows, mid_begin, mid_end, s);
+  const int64_t blocks = (std::max<int64_t>(0, high - low) + p.block - 1) / p.block;
+  const int64_t begin = low + blocks * part / parts * p.block;
+  const int64_t end = std::min(high, low + blocks * (part + 1) / parts * p.block);
+  // Keys that all queries see are read once for all of them; what lies before and after, query by query.
+  int64_t all_begin = std::max<int64_t>(begin, *std::max_element(first, first + a.T));
+  int64_t all_end = std::min<int64_t>(end, *std::min_element(last, last + a.T));
+  if (all_begin >= all_end) all_begin = all_end = end;
+  attend_range<T, D>(head, 0, p.rows, all_begin, all_end, p, s);
   for (int t = 0; t < a.T; ++t) {
     const int64_t lo = std::max<int64_t>(first[t], begin), hi = std::min<int64_t>(last[t], end);
-    if (lo < std::min(hi, mid_begin)) attend_range<T, D>(a, b, g, int(t * a.R), int(a.R), lo, std::min(hi, mid_begin), s);
-    const int64_t rest = std::max(lo, mid_end);
-    if (mid_end > mid_begin ? rest < hi : std::max(lo, mid_begin) < hi)
-      attend_range<T, D>(a, b, g, int(t * a.R), int(a.R), mid_end > mid_begin ? rest : std::max(lo, mid_begin), hi, s);
+    attend_range<T, D>(head, int(t * a.R), int(a.R), lo, std::min(hi, all_begin), p, s);
+    attend_range<T, D>(head, int(t * a.R), int(a.R), std::max(lo, all_end), hi, p, s);
   }
+}
+
+// Where a part of the keys leaves its result when there are several: output, then maximum and sum of each row.
+struct Partial {
+  float *output, *max, *sum;
+  Partial(float* memory, int rows, int width) : output(memory), max(memory + rows * width), sum(max + rows) {}
+};
+
+void merge(const Partial& into, const Partial& other, int rows, int width) {
+  for (int row = 0; row < rows; ++row) {
+    const float top = std::max(into.max[row], other.max[row]);
+    const float mine = std::exp(into.max[row] - top), theirs = std::exp(other.max[row] - top);
+    into.max[row] = top;
+    into.sum[row] = into.sum[row] * mine + other.sum[row] * theirs;
+    for (int d = row * width; d < (row + 1) * width; ++d)
+      into.output[d] = into.output[d] * mine + other.output[d] * theirs;
+  }
+}
+
+void finish(const Plan& p, int64_t head, const float* output, const float* sum) {
+  const twofold_decode& a = p.a;
+  float* out = a.output + head * a.R * a.T * a.D;
+  for (int64_t t = 0; t < a.T; ++t)
+    for (int64_t r = 0; r < a.R; ++r) {
+      const int64_t row = t * a.R + r;
+      const float factor = sum[row] == 0 ? 0 : 1 / sum[row];
+      for (int64_t d = 0; d < a.D; ++d) out[(r * a.T + t) * a.D + p.order[d]] = output[row * a.D + d] * factor;
+    }
 }
 
 template <class T, int D>
 void attend(const twofold_decode& a) {
-  const int rows = int(a.R * a.T), width = int(a.D);
+  const Plan plan = make_plan<T>(a);
+  const int rows = plan.rows, width = plan.width;
   const int64_t heads = a.B * a.G;
   int64_t parts = 1;
   if (a.threads > 1) parts = std::max<int64_t>(1, std::min<int64_t>((2 * a.threads + heads - 1) / heads, a.S / 256));
   const int64_t items = heads * parts, size = int64_t(rows) * (width + 2);
-  std::vector<float> partial(parts > 1 ? items * size : 0);
-  auto finish = [&](int64_t head, const float* output, const float* sum) {
-    float* out = a.output + head * rows * width;
-    for (int t = 0; t < a.T; ++t)
-      for (int r = 0; r < a.R; ++r) {
-        const int row = t * int(a.R) + r;
-        const float factor = sum[row] == 0 ? 0 : 1 / sum[row];
-        for (int d = 0; d < width; ++d) out[(r * a.T + t) * width + d] = output[row * width + d] * factor;
-      }
-  };
+  std::vector<float> memory(parts > 1 ? items * size : 0);
 #pragma omp parallel num_threads(a.threads) if (a.threads > 1)
   {
-    Scratch s(rows, width);
+    Scratch s(plan);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t head = item / parts, part = item % parts;
-      attend_part<T, D>(a, head / a.G, head % a.G, part, parts, s);
+      const int64_t head = item / parts;
+      attend_part<T, D>(head / a.G, head % a.G, item % parts, parts, plan, s);
       if (parts == 1) {
-        finish(head, s.output, s.sum);
+        finish(plan, head, s.output, s.sum);
         continue;
       }
-      float* to = partial.data() + item * size;
-      std::copy(s.output, s.output + rows * width, to);
-      std::copy(s.max, s.max + rows, to + rows * width);
-      std::copy(s.sum, s.sum + rows, to + rows * (width + 1));
+      const Partial to(memory.data() + item * size, rows, width);
+      std::copy(s.output, s.output + rows * width, to.output);
+      std::copy(s.max, s.max + rows, to.max);
+      std::copy(s.sum, s.sum + rows, to.sum);
     }
   }
-  if (parts == 1) return;
-  for (int64_t head = 0; head < heads; ++head) {
-    float* whole = partial.data() + head * parts * size;
-    float *max = whole + rows * width, *sum = max + rows;
-    for (int64_t part = 1; part < parts; ++part) {
-      const float* other = whole + part * size;
-      for (int row = 0; row < rows; ++row) {
-        const float other_max = other[rows * width + row], other_sum = other[rows * (width + 1) + row];
-        const float top = std::max(max[row], other_max);
-        const float mine = std::exp(max[row] - top), theirs = std::exp(other_max - top);
-        max[row] = top;
-        sum[row] = sum[row] * mine + other_sum * theirs;
-        for (int d = 0; d < width; ++d)
-          whole[row * width + d] = whole[row * width + d] * mine + other[row * width + d] * theirs;
-      }
-    }
-    finish(head, whole, sum);
+  for (int64_t head = 0; parts > 1 && head < heads; ++head) {
+    const Partial whole(memory.data() + head * parts * size, rows, width);
+    for (int64_t part = 1; part < parts; ++part)
+      merge(whole, Partial(whole.output + part * size, rows, width), rows, width);
+    finish(plan, head, whole.output, whole.sum);
   }
 }
 
@@ -280,12 +307,13 @@ void attend_width(const twofold_decode& a) {
 }  // namespace
 
 int decode_attention(const twofold_decode& a) {
-  if (a.D % kWidth || a.D < kWidth) return 1;
+  if (a.D < kWidth || a.D % kWidth || a.rope_width % kWidth || (a.position && a.rope_width)) return 1;
   switch (a.dtype) {
     case TWOFOLD_FLOAT32: attend_width<float>(a); return 0;
     case TWOFOLD_BFLOAT16: attend_width<BFloat16>(a); return 0;
     case TWOFOLD_FLOAT16: attend_width<Float16>(a); return 0;
     case TWOFOLD_INT8: attend_width<int8_t>(a); return 0;
+    case TWOFOLD_INT4: attend_width<Int4>(a); return 0;
     default: return 1;
   }
 }

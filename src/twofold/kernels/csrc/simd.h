@@ -3,6 +3,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
+
+// Small functions whose arguments live in registers; a call would put them into memory.
+#define TWOFOLD_INLINE inline __attribute__((always_inline))
 
 namespace twofold::TWOFOLD_ISA {
 
@@ -17,46 +21,42 @@ constexpr int kWidth = 4;  // NEON, SSE
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 
-struct BFloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
+TWOFOLD_INLINE Floats splat(float x) { return x - Floats{}; }
 
-inline Floats splat(float x) { return x - Floats{}; }
-
-inline Floats load(const float* p) {
+TWOFOLD_INLINE Floats load(const float* p) {
   Floats v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
 
-inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+TWOFOLD_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 
-inline Floats as_floats(Ints v) {
+TWOFOLD_INLINE Floats as_floats(Ints v) {
   Floats f;
   std::memcpy(&f, &v, sizeof f);
   return f;
 }
 
-// Conversions of one element, written so that loops over them become vector code.
-inline float to_float(float x) { return x; }
-inline float to_float(int8_t x) { return x; }
-
-inline float from_bits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
+TWOFOLD_INLINE Ints as_ints(Floats v) {
+  Ints i;
+  std::memcpy(&i, &v, sizeof i);
+  return i;
 }
 
-inline float to_float(BFloat16 x) { return from_bits(uint32_t(x.bits) << 16); }
+// `n` floats that begin at a multiple of the widest vector.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(size_t n) : memory_(n + 16) {
+    data_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
+  }
+  AlignedFloats(AlignedFloats&&) = default;
+  float* data() { return data_; }
+  const float* data() const { return data_; }
 
-// The exponent is moved by a multiplication, which is right for subnormals too; infinities and NaN are put back.
-inline float to_float(Float16 x) {
-  const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
-  const float scaled = from_bits(magnitude) * 0x1p112f;
-  uint32_t bits;
-  std::memcpy(&bits, &scaled, sizeof bits);
-  bits = (x.bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : bits;
-  return from_bits(bits | (uint32_t(x.bits & 0x8000) << 16));
-}
+ private:
+  std::vector<float> memory_;
+  float* data_;
+};
 
 template <int... I>
 struct Indices {};
@@ -68,36 +68,36 @@ struct MakeIndices<0, I...> {
 };
 
 template <int... I>
-inline Floats add_pairs(Floats a, Floats b, Indices<I...>) {
+TWOFOLD_INLINE Floats add_pairs(Floats a, Floats b, Indices<I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 
 // Sums of neighbours: first those of a, then those of b.
-inline Floats add_pairs(Floats a, Floats b) { return add_pairs(a, b, typename MakeIndices<kWidth>::type{}); }
+TWOFOLD_INLINE Floats add_pairs(Floats a, Floats b) { return add_pairs(a, b, typename MakeIndices<kWidth>::type{}); }
 
 // Lane i of the result is the sum of all lanes of v[i].
-inline Floats sum_each(Floats* v) {
+TWOFOLD_INLINE Floats sum_each(Floats* v) {
   for (int n = kWidth; n > 1; n /= 2)
     for (int i = 0; i < n / 2; ++i) v[i] = add_pairs(v[2 * i], v[2 * i + 1]);
   return v[0];
 }
 
-inline float sum(Floats v) {
+TWOFOLD_INLINE float sum(Floats v) {
   float total = 0;
   for (int i = 0; i < kWidth; ++i) total += v[i];
   return total;
 }
 
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+TWOFOLD_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-inline float largest(Floats v) {
+TWOFOLD_INLINE float largest(Floats v) {
   float result = v[0];
   for (int i = 1; i < kWidth; ++i) result = v[i] > result ? v[i] : result;
   return result;
 }
 
 // e^x for x <= 0, to about 2e-7; below -87 it is e^-87, and NaN stays NaN.
-inline Floats exp_of_negative(Floats x) {
+TWOFOLD_INLINE Floats exp_of_negative(Floats x) {
   x = x < -87.0f ? splat(-87.0f) : x;
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Floats n = (x * 1.44269504f + magic) - magic;
