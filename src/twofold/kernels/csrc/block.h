@@ -9,6 +9,7 @@
 
 namespace twofold::TWOFOLD_ISA {
 
+constexpr int kAhead = 8192;  // bytes
 constexpr float kNothing = -std::numeric_limits<float>::max();
 
 // Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators. D is the width, or 0 to take `width`.
@@ -55,10 +56,10 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
 }
 
 // output += weights · values for Q queries, N groups of the width at a time, U values at a time in accumulators of
-// their own. For one query, whose arithmetic takes less time than its memory, it fetches the rows that lie `ahead`.
+// their own.
 template <int Q, int N, int U, class T>
 TWOFOLD_INLINE void add_values(const float* weight, int weight_stride, const T* values, int64_t stride, int n,
-                               int ahead, float* output, int output_stride) {
+                               float* output, int output_stride) {
   constexpr int P = Format<T>::kParts, M = N * P;
   Floats a[U][Q][M];
   for (int r = 0; r < Q; ++r)
@@ -70,10 +71,6 @@ TWOFOLD_INLINE void add_values(const float* weight, int weight_stride, const T* 
   for (; j < n; j += U)
     for (int u = 0; u < U; ++u) {
       if (U > 1 && j + u >= n) break;
-      if constexpr (Q == 1) {
-        const char* next = reinterpret_cast<const char*>(values + (j + u + ahead) * stride);
-        for (size_t b = 0; b < M * kWidth * sizeof(T) / Format<T>::kPerElement; b += 64) __builtin_prefetch(next + b);
-      }
       Floats x[M];
       for (int v = 0; v < N; ++v)
         Format<T>::unpack(values + (j + u) * stride + v * P * kWidth / Format<T>::kPerElement, x + v * P);
@@ -90,7 +87,7 @@ TWOFOLD_INLINE void add_values(const float* weight, int weight_stride, const T* 
 }
 
 template <int Q, int D, class T>
-TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* values, int64_t stride, int n, int ahead,
+TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* values, int64_t stride, int n,
                              float* output, int width) {
   constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
   constexpr int kVectors = Q > 1 ? (kWidth == 8 ? 2 : 4) : (kWidth == 8 ? 8 : 4);  // that registers hold
@@ -98,9 +95,41 @@ TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* va
   const int w = D ? D : width;
   int d = 0;
   for (; d + N * kGroup <= w; d += N * kGroup)
-    add_values<Q, N, U>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, ahead, output + d, w);
+    add_values<Q, N, U>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
   for (; N > 1 && d < w; d += kGroup)
-    add_values<Q, 1, 1>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, ahead, output + d, w);
+    add_values<Q, 1, 1>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
+}
+
+// Scores of one query over n keys and, in the same loop, output += weights · values over m rows before them, which lie in
+// the first-level cache. So memory is read all the time; what lies a little ahead is fetched.
+template <int D, class T>
+TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, float* score, const T* values, int m,
+                                  const float* weight, int64_t stride, float* output) {
+  constexpr int P = Format<T>::kParts, kGroup = P * kWidth, kPer = Format<T>::kPerElement;
+  Floats out[D / kWidth];
+  for (int v = 0; v < D / kWidth; ++v) out[v] = load(output + v * kWidth);
+  int j = 0;
+  for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) {
+    Floats a[kWidth] = {};
+    for (int c = 0; c < kWidth; ++c) {
+      const float w = weight[j + c];
+      const char* ahead = reinterpret_cast<const char*>(keys + (j + c) * stride) + kAhead;
+      for (int b = 0; b < D / kPer * int(sizeof(T)); b += 64) __builtin_prefetch(ahead + b);
+      for (int d = 0; d < D; d += kGroup) {
+        Floats k[P], x[P];
+        Format<T>::unpack(keys + (j + c) * stride + d / kPer, k);
+        Format<T>::unpack(values + (j + c) * stride + d / kPer, x);
+        for (int p = 0; p < P; ++p) {
+          a[c] += load(query + d + p * kWidth) * k[p];
+          out[d / kWidth + p] += w * x[p];
+        }
+      }
+    }
+    store(score + j, sum_each(a));
+  }
+  for (int v = 0; v < D / kWidth; ++v) store(output + v * kWidth, out[v]);
+  score_rows<1, D>(query, 0, keys + j * stride, stride, n - j, score + j, 0, D);
+  add_rows<1, D>(weight + j, 0, values + j * stride, stride, m - j, output, D);
 }
 
 // Turns n scores into weights e^(score - max), adds their sum to `sum`, and scales sum and output where max grows.

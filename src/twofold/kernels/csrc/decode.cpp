@@ -34,9 +34,9 @@ template <class T>
 Plan make_plan(const twofold_decode& a) {
   const int width = int(a.D), rope_width = int(a.rope_width);
   const bool packed = !a.position && fits<T>(width) && fits<T>(rope_width);
-  // A block, what is made of it and the next one fit in 32 KiB. Two tensors need not fetch ahead.
+  // A block, what is made of it and what is fetched ahead fit in the first-level cache.
   const bool copied = a.position || (!std::is_same_v<T, float> && !(packed && a.R * a.T == 1));
-  const int bytes = a.position ? 8192 : copied ? 16384 : a.value ? 32768 : 12288;
+  const int bytes = a.position ? 8192 : copied ? 16384 : a.value ? 32768 : 16384;
   const int row_bytes = copied ? 4 * width : width * int(sizeof(T)) / Format<T>::kPerElement;
   Plan plan(a, std::clamp(bytes / row_bytes, 16, 512) / kWidth * kWidth, packed);
   for (int i = 0; i < plan.query_width; ++i)
@@ -95,7 +95,7 @@ inline void weigh(const Block<T>& block, int row, const Plan& p, Scratch& s) {
     softmax_row(score, block.n, s.max[r], s.sum[r], s.output + r * p.width, p.width);
     multiply(score, block.value_scale, block.n);
   }
-  add_rows<Q, D>(s.score + row * p.block, p.block, block.values, block.value_stride, block.n, p.a.value ? 0 : block.n,
+  add_rows<Q, D>(s.score + row * p.block, p.block, block.values, block.value_stride, block.n,
                  s.output + row * p.width, p.width);
 }
 
@@ -180,6 +180,26 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
   attend_block<D>(block, row, rows, p, s);
 }
 
+// Keys `begin` to `end - 1` that are values too, for one row that reads them in place.
+template <class T, int D>
+void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
+  float *output = s.output + row * D, *score = s.score, *weight = s.rope_score;
+  const T* before = head.key;
+  int num_before = 0;
+  for (int64_t j = begin; j < end; j += num_before) {
+    const T* keys = head.key + j * head.key_stride;
+    const int n = int(std::min<int64_t>(p.block, end - j));
+    score_and_add<D>(s.query + row * D, keys, n, score, before, num_before, weight, head.key_stride, output);
+    const float* scale = head.key_scale ? head.key_scale + j : nullptr;
+    multiply(score, scale, n);
+    softmax_row(score, n, s.max[row], s.sum[row], output, D);
+    multiply(score, scale, n);
+    std::swap(score, weight);
+    before = keys, num_before = n;
+  }
+  add_rows<1, D>(weight, 0, before, head.key_stride, num_before, output, D);
+}
+
 // How many of n positions follow each other without a gap.
 inline int neighbours(const int32_t* position, int n) {
   int gaps = 0;
@@ -194,6 +214,8 @@ inline int neighbours(const int32_t* position, int n) {
 template <class T, int D>
 void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t end,
                   const Plan& p, Scratch& s) {
+  if constexpr (D != 0 && !std::is_same_v<T, Int4> && D / kWidth + kWidth <= kRegisters - 8)
+    if (rows == 1 && head.tied && p.packed && !head.rope) return attend_one<T, D>(head, row, begin, end, p, s);
   for (int64_t j = begin; j < end;) {
     int n = int(std::min<int64_t>(p.block, end - j));
     if (head.position) {

@@ -11,11 +11,13 @@
 namespace twofold::TWOFOLD_ISA {
 
 #if defined(__AVX512F__)
-constexpr int kWidth = 16;
+constexpr int kWidth = 16, kRegisters = 32;
 #elif defined(__AVX2__)
-constexpr int kWidth = 8;
+constexpr int kWidth = 8, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kWidth = 4, kRegisters = 32;
 #else
-constexpr int kWidth = 4;  // NEON, SSE
+constexpr int kWidth = 4, kRegisters = 16;
 #endif
 
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
