@@ -100,8 +100,8 @@ TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* va
     add_values<Q, 1, 1>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
 }
 
-// Scores of one query over n keys and, in the same loop, output += weights · values over m rows before them, which lie in
-// the first-level cache. So memory is read all the time; what lies a little ahead is fetched.
+// Scores of one query over n keys and, a few rows at a time in between, output += weights · values over m rows before
+// them, which lie in the first-level cache. So memory is read all the time; what lies a little ahead is fetched.
 template <int D, class T>
 TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, float* score, const T* values, int m,
                                   const float* weight, int64_t stride, float* output) {
@@ -112,17 +112,20 @@ TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, floa
   for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) {
     Floats a[kWidth] = {};
     for (int c = 0; c < kWidth; ++c) {
-      const float w = weight[j + c];
       const char* ahead = reinterpret_cast<const char*>(keys + (j + c) * stride) + kAhead;
       for (int b = 0; b < D / kPer * int(sizeof(T)); b += 64) __builtin_prefetch(ahead + b);
       for (int d = 0; d < D; d += kGroup) {
-        Floats k[P], x[P];
+        Floats k[P];
         Format<T>::unpack(keys + (j + c) * stride + d / kPer, k);
+        for (int p = 0; p < P; ++p) a[c] += load(query + d + p * kWidth) * k[p];
+      }
+    }
+    for (int c = 0; c < kWidth; ++c) {
+      const float w = weight[j + c];
+      for (int d = 0; d < D; d += kGroup) {
+        Floats x[P];
         Format<T>::unpack(values + (j + c) * stride + d / kPer, x);
-        for (int p = 0; p < P; ++p) {
-          a[c] += load(query + d + p * kWidth) * k[p];
-          out[d / kWidth + p] += w * x[p];
-        }
+        for (int p = 0; p < P; ++p) out[d / kWidth + p] += w * x[p];
       }
     }
     store(score + j, sum_each(a));
