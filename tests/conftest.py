@@ -1,4 +1,4 @@
-"""Checks annotated shapes and types while the tests run, and keeps browser tests from vanishing."""
+"""Checks annotated shapes and types while the tests run, and keeps tests that need a tool from vanishing."""
 
 import os
 
@@ -18,7 +18,8 @@ hypothesis.settings.load_profile("twofold")
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):  # noqa: ARG001 - pytest passes arguments by name
     report = yield
-    if report.skipped and item.get_closest_marker("browser") and os.environ.get("TWOFOLD_REQUIRE_BROWSER"):
+    required = os.environ.get("TWOFOLD_REQUIRE", "").split(",")
+    if report.skipped and any(item.get_closest_marker(name) for name in required if name):
         report.outcome = "failed"
-        report.longrepr = f"skipped where TWOFOLD_REQUIRE_BROWSER is set: {report.longrepr[2]}"
+        report.longrepr = f"skipped where TWOFOLD_REQUIRE={','.join(required)}: {report.longrepr[2]}"
     return report

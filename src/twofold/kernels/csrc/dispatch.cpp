@@ -1,4 +1,4 @@
-// Chooses the instruction set once, at the first call.
+// Chooses the instruction set once, at the first call. Compiled with TWOFOLD_ISA there is only that one to choose.
 
 #ifndef _WIN32
 #include <pthread.h>
@@ -7,11 +7,17 @@
 #include "decode.h"
 
 #define DECLARE(isa) namespace twofold::isa { int decode_attention(const twofold_decode&); }
+#define NAME(isa) #isa
+#define NAME_OF(isa) NAME(isa)
+#if defined(TWOFOLD_ISA)
+DECLARE(TWOFOLD_ISA)
+#else
 #if defined(__x86_64__)
 DECLARE(avx512)
 DECLARE(avx2)
 #endif
 DECLARE(baseline)
+#endif
 
 namespace {
 
@@ -20,6 +26,9 @@ using Decode = int (*)(const twofold_decode&);
 struct Choice { Decode decode; const char* name; };
 
 Choice choose() {
+#if defined(TWOFOLD_ISA)
+  return {twofold::TWOFOLD_ISA::decode_attention, NAME_OF(TWOFOLD_ISA)};
+#else
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     return {twofold::avx512::decode_attention, "avx512"};
@@ -29,6 +38,7 @@ Choice choose() {
   return {twofold::baseline::decode_attention, "neon"};
 #else
   return {twofold::baseline::decode_attention, "baseline"};
+#endif
 #endif
 }
 
