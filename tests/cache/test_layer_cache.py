@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.cache import CacheError, LayerCache
+from twofold.cache import CacheError, LayerCache, Quantized, Stored, quantize
 
 BATCH, GROUPS, WIDTH = 2, 3, 4
 
@@ -18,30 +18,58 @@ def tokens(num: int, start: int = 0, batch: int = BATCH) -> torch.Tensor:
     return numbers + torch.linspace(0, 0.5, batch * GROUPS * WIDTH).view(batch, GROUPS, 1, WIDTH)
 
 
+def as_stored(cache: LayerCache, tensor: torch.Tensor) -> Stored:
+    """What a cache should give back of a tensor: rows are quantised one by one, whatever stands beside them."""
+    return tensor if cache.dtype is None or not tensor.is_floating_point() else quantize(tensor, cache.dtype)
+
+
+def assert_reads(seen: Stored, expected: Stored) -> None:
+    assert isinstance(seen, Quantized) is isinstance(expected, Quantized)
+    for got, wanted in zip(seen, expected, strict=True) if isinstance(seen, Quantized) else [(seen, expected)]:
+        assert got.dtype == wanted.dtype
+        assert torch.equal(got, wanted)
+
+
+def row_bytes(dtype: str | None, width: int) -> int:
+    """Bytes of one row of floats: 4 a number; or 1, or a half, and 4 for the scale."""
+    return {None: 4 * width, "int8": width + 4, "int4": width // 2 + 4}[dtype]
+
+
+DTYPES = (None, "int8", "int4")
+
+
 @settings(deadline=None, max_examples=200)
 @given(
+    dtype=st.sampled_from(DTYPES),
     chunks=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     window=st.none() | st.integers(1, 12),
     fixed=st.booleans(),
     block=st.integers(1, 7),
 )
-def test_reads_what_a_query_can_see(chunks: list[int], window: int | None, fixed: bool, block: int) -> None:
-    """Any chunking, growing or fixed, with or without a window; the same object counts bytes by the formula."""
-    cache = LayerCache(window=window, capacity=sum(chunks) if fixed else None, block=block)
+def test_reads_what_a_query_can_see(
+    dtype: str | None, chunks: list[int], window: int | None, fixed: bool, block: int
+) -> None:
+    """Any chunking, growing or fixed, with or without a window, quantised or not; bytes are counted by the formula."""
+    cache = LayerCache(window=window, capacity=sum(chunks) if fixed else None, block=block, dtype=dtype)
+    token_bytes = BATCH * (GROUPS * (row_bytes(dtype, WIDTH) + row_bytes(dtype, 2)) + 4)
     past = 0
     for num in chunks:
-        key, value = tokens(num, past), -tokens(num, past)[..., :2]
-        seen_key, seen_value = cache.append(key, value)
+        new = tokens(num, past)
+        positions = torch.arange(past, past + num, dtype=torch.int32).expand(BATCH, 1, -1)[..., None]
+        seen = cache.append(new, -new[..., :2], positions)
         first = 0 if window is None else max(0, past - window + 1)
-        assert torch.equal(seen_key, tokens(past + num - first, first))
-        assert torch.equal(seen_value, -tokens(past + num - first, first)[..., :2])
+        visible = tokens(past + num - first, first)
+        numbers = torch.arange(first, past + num, dtype=torch.int32).expand(BATCH, 1, -1)[..., None]
+        for got, wanted in zip(seen, (visible, -visible[..., :2], numbers), strict=True):
+            assert_reads(got, as_stored(cache, wanted))
         past += num
         kept = past if window is None else min(past, window)
         assert cache.num_tokens == past
-        assert cache.nbytes_used == kept * BATCH * GROUPS * (WIDTH + 2) * 4
-        assert cache.nbytes_allocated >= cache.num_held * BATCH * GROUPS * (WIDTH + 2) * 4
+        assert cache.nbytes_used == kept * token_bytes
+        assert cache.nbytes_allocated >= cache.num_held * token_bytes
+        assert sum(stored.nbytes for stored in cache.tensors) >= cache.num_held * token_bytes
     if window is None and not fixed:
-        assert cache.nbytes_allocated - cache.nbytes_used < block * BATCH * GROUPS * (WIDTH + 2) * 4
+        assert cache.nbytes_allocated - cache.nbytes_used < block * token_bytes
 
 
 def test_one_tensor_is_half_of_two() -> None:
@@ -52,13 +80,15 @@ def test_one_tensor_is_half_of_two() -> None:
     assert 2 * tied.nbytes_allocated == plain.nbytes_allocated
 
 
-def test_reads_are_views_and_growth_is_by_blocks() -> None:
-    cache = LayerCache(block=8)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reads_are_views_and_growth_is_by_blocks(dtype: str | None) -> None:
+    cache = LayerCache(block=8, dtype=dtype)
     addresses = set()
     for step in range(64):
         (seen,) = cache.append(tokens(1, step))
-        addresses.add(seen.untyped_storage().data_ptr())
-        assert seen.untyped_storage().nbytes() == cache.nbytes_allocated
+        views = seen if isinstance(seen, Quantized) else (seen,)
+        addresses.add(views[0].untyped_storage().data_ptr())
+        assert sum(view.untyped_storage().nbytes() for view in views) == cache.nbytes_allocated
     assert len(addresses) <= 64 / 8
 
 
@@ -120,27 +150,31 @@ def test_refuses_tensors_of_another_kind() -> None:
     assert cache.tensors[0].shape == (1, GROUPS, 2, WIDTH)
 
 
-def test_select_repeats_and_reorders_rows() -> None:
-    cache = LayerCache()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_select_repeats_and_reorders_rows(dtype: str | None) -> None:
+    cache = LayerCache(dtype=dtype)
     cache.append(tokens(5))
     cache.select(torch.tensor([1, 0, 1]))
-    assert torch.equal(cache.tensors[0], tokens(5)[[1, 0, 1]])
+    assert_reads(cache.tensors[0], as_stored(cache, tokens(5)[[1, 0, 1]]))
     (seen,) = cache.append(tokens(1, 5)[[1, 0, 1]])
-    assert torch.equal(seen, tokens(6)[[1, 0, 1]])
-    address = cache.tensors[0].untyped_storage().data_ptr()
+    assert_reads(seen, as_stored(cache, tokens(6)[[1, 0, 1]]))
+    addresses = [buffer.data_ptr() for buffer in cache._buffers]
     cache.select(torch.tensor([2, 2, 0]))
-    assert torch.equal(cache.tensors[0], tokens(6)[[1, 1, 1]])
-    assert cache.tensors[0].untyped_storage().data_ptr() == address
+    assert_reads(cache.tensors[0], as_stored(cache, tokens(6)[[1, 1, 1]]))
+    assert [buffer.data_ptr() for buffer in cache._buffers] == addresses
+    with pytest.raises(CacheError, match=r"holds batch 3, .* and was given batch 2"):
+        cache.append(tokens(1))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 5])
-def test_crop_then_append_equals_never_having_appended(window: int | None) -> None:
-    cache, straight = LayerCache(window=window, block=4), LayerCache(window=window, block=4)
+def test_crop_then_append_equals_never_having_appended(window: int | None, dtype: str | None) -> None:
+    cache, straight = (LayerCache(window=window, block=4, dtype=dtype) for _ in range(2))
     cache.append(tokens(9))
     cache.append(tokens(3, 100))
     cache.crop(9)
     straight.append(tokens(9))
-    assert torch.equal(cache.append(tokens(2, 9))[0], straight.append(tokens(2, 9))[0])
+    assert_reads(cache.append(tokens(2, 9))[0], straight.append(tokens(2, 9))[0])
     assert cache.num_tokens == straight.num_tokens == 11
     cache.crop(50)
     assert cache.num_tokens == 11
@@ -154,22 +188,38 @@ def test_sliding_cache_refuses_to_go_back_further_than_it_remembers() -> None:
         cache.crop(10)
 
 
-def test_rewind_keeps_what_taking_back_would_show_again() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rewind_keeps_what_taking_back_would_show_again(dtype: str | None) -> None:
     """However many steps it took, that many tokens can always go back, and the views are those of the window."""
-    cache = LayerCache(window=4, block=2, rewind=10)
+    cache = LayerCache(window=4, block=2, rewind=10, dtype=dtype)
     for step in range(40):
         (seen,) = cache.append(tokens(1, step))
-        assert torch.equal(seen, tokens(min(step + 1, 4), max(0, step - 3)))
+        assert_reads(seen, as_stored(cache, tokens(min(step + 1, 4), max(0, step - 3))))
     cache.crop(30)
     (seen,) = cache.append(tokens(1, 30))
-    assert torch.equal(seen, tokens(4, 27))
-    assert cache.nbytes_allocated <= (4 + 10 + 2) * BATCH * GROUPS * WIDTH * 4
+    assert_reads(seen, as_stored(cache, tokens(4, 27)))
+    assert cache.nbytes_allocated <= (4 + 10 + 2) * BATCH * GROUPS * row_bytes(dtype, WIDTH)
 
 
-def test_reset_keeps_the_memory() -> None:
-    cache = LayerCache()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reset_keeps_the_memory(dtype: str | None) -> None:
+    cache = LayerCache(dtype=dtype)
     cache.append(tokens(300))
     allocated = cache.nbytes_allocated
     cache.reset()
     assert (cache.num_tokens, cache.nbytes_used, cache.nbytes_allocated) == (0, 0, allocated)
-    assert torch.equal(cache.append(tokens(2, 7))[0], tokens(2, 7))
+    assert_reads(cache.append(tokens(2, 7))[0], as_stored(cache, tokens(2, 7)))
+
+
+def test_int4_refuses_odd_widths() -> None:
+    cache = LayerCache(dtype="int4")
+    with pytest.raises(CacheError, match="two numbers in a byte and was given rows of 3; use int8"):
+        cache.append(tokens(2), tokens(2)[..., :3])
+    assert cache.num_tokens == 0
+    cache.append(tokens(2), torch.zeros(BATCH, 1, 2, 1, dtype=torch.int32))  # integers are not packed
+
+
+def test_refuses_unknown_dtypes() -> None:
+    with pytest.raises(CacheError, match="cache dtype 'int44' is unknown; did you mean 'int4'") as caught:
+        LayerCache(dtype="int44")
+    assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from twofold.attention.context import AttentionContext
 from twofold.attention.score_map import ScoreMapMix
-from twofold.cache import LayerCache
+from twofold.cache import LayerCache, Quantized, Stored, spread
 from twofold.kernels import KeyValue, Rotation, attend, rotate
 from twofold.spec import ModelConfig
 
@@ -83,16 +83,19 @@ class Attention(nn.Module):
             context: Their positions, and what they may see.
             cache: Earlier tokens of the same sequences; None to attend among the new ones only.
         """
-        query, stored = self.project(hidden_states, context)
-        if cache is not None:
-            stored = cache.append(*stored)
-        mask = context.mask(stored[0].shape[2], self.window)
+        query, new = self.project(hidden_states, context)
+        spreads = cache is not None and self._spreads(cache)
+        if spreads:
+            query, new = self._spread_query(query), tuple(spread(tensor) for tensor in new)
+        read = self.read(new if cache is None else cache.append(*new), context)
+        mask = context.mask(read.key.shape[2], self.window)
         if self.score_map is not None:
             factor, bias = self.score_map(context.positions, context.dtype)
             query, mask = query * factor, mask.plus(bias.to(query.dtype))
         dropout = self.dropout if self.training else 0.0
-        read = self.read(stored, context)
         output = attend(query, read, mask=mask, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        if spreads:
+            output = spread(output)
         if self.rope_mode == "relative":
             cos, sin = context.rotary_tables(self.head_dim)
             output = rotate(output, cos, -sin)
@@ -131,15 +134,16 @@ class Attention(nn.Module):
                 stored = (rotate(stored[0], cos, sin), *stored[1:])
         return query, stored
 
-    def read(self, stored: tuple[Tensor, ...], context: AttentionContext) -> KeyValue:
+    def read(self, stored: tuple[Stored, ...], context: AttentionContext) -> KeyValue:
         """What is cached, as keys and values; with K = V they are the same tensor, and nothing is copied."""
+        tensors, scales = zip(*(_parts(each) for each in stored), strict=True)
         if self.rope_mode == "decoupled":
-            return KeyValue(stored[0], stored[0], rope_key=stored[1])
+            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rope_key=tensors[1], rope_scale=scales[1])
         if self.rope_mode == "unrotated":
             frequencies = context.rotary_frequencies(self.head_dim)
-            rotation = Rotation(stored[1][:, 0, :, 0], frequencies, self.k_norm if self.qk_norm else None)
-            return KeyValue(stored[0], stored[0], rotation=rotation)
-        return KeyValue(stored[0], stored[-1])
+            rotation = Rotation(tensors[1][:, 0, :, 0], frequencies, self.k_norm if self.qk_norm else None)
+            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rotation=rotation)
+        return KeyValue(tensors[0], tensors[-1], scales[0], scales[-1])
 
     def fold_query(self) -> None:
         """Replaces the two query matrices of `query_depth=2` by their product, for inference."""
@@ -150,6 +154,16 @@ class Attention(nn.Module):
         folded.bias = self.q_b_proj.bias
         self.q_proj, self.query_depth = folded, 1
         del self.q_a_proj, self.q_b_proj
+
+    def _spreads(self, cache: LayerCache) -> bool:
+        """Whether stored vectors are spread over their channels; not where keys are rotated after they are read."""
+        return cache.dtype == "int4" and self.rope_mode != "unrotated"
+
+    def _spread_query(self, query: Float[Tensor, "B H T W"]) -> Float[Tensor, "B H T W"]:
+        """The query for keys that are spread; the rotated part of rope_mode decoupled is stored by itself."""
+        if not self.rope_width:
+            return spread(query)
+        return torch.cat([spread(part) for part in query.split((self.head_dim, self.rope_width), dim=-1)], dim=-1)
 
     def _project_tied(self, query: Tensor, shared: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         """Queries and the one tensor before rotation; the key's scale goes into the query where it can."""
@@ -187,3 +201,7 @@ class Attention(nn.Module):
         """Each head divided by its root mean square, in float32 or wider."""
         wide = heads if heads.dtype == torch.float64 else heads.float()
         return F.rms_norm(wide, (self.head_dim,), eps=self.norm_eps).to(heads.dtype)
+
+
+def _parts(stored: Stored) -> tuple[Tensor, Tensor | None]:
+    return stored if isinstance(stored, Quantized) else (stored, None)

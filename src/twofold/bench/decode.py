@@ -92,9 +92,9 @@ class DecodeCase:
         context = AttentionContext(positions, causal=True, num_past=self.context)
         layer = self.model.decoder.blocks()[0].self_attn
         hidden_states = torch.zeros(len(self.tokens), 1, self.model.config.hidden_size)
-        stored = self.cache[0].tensors
+        read = layer.read(self.cache[0].tensors, context)
         query, _ = layer.project(hidden_states, context)
-        return implementation(query, layer.read(stored, context), context.mask(stored[0].shape[2], None))
+        return implementation(query, read, context.mask(read.key.shape[2], None))
 
     @property
     def nbytes_used(self) -> int:

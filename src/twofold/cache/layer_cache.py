@@ -1,14 +1,21 @@
 """The key/value storage of one attention layer."""
 
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twofold.spec import TwofoldError
+from twofold.cache.quantize import CACHE_DTYPES, Quantized, quantize
+from twofold.spec import TwofoldError, did_you_mean
+
+Stored: TypeAlias = Tensor | Quantized
+"""What is read of one tensor that was appended."""
 
 
 class CacheError(TwofoldError):
-    """A cache that is asked for more than it holds."""
+    """A cache that is asked for more than it holds, or for what no cache does."""
 
 
 class LayerCache:
@@ -17,6 +24,9 @@ class LayerCache:
     A layer with K = V appends one tensor, any other layer two; a layer that rotates keys when it reads them appends
     their positions too. Each tensor has the shape (B, heads, T, width); heads, width and dtype may differ between
     them and are fixed by the first append. Reading gives views, never copies.
+
+    With a `dtype` floats are stored as integers with a scale for each token and head, and read so; tensors of integers
+    stay as they are.
 
     Growing, fixed and sliding caches differ in values only:
 
@@ -31,18 +41,31 @@ class LayerCache:
         capacity: Number of tokens that a fixed cache can be given; None to grow.
         block: Tokens by which memory grows.
         rewind: Tokens that `crop` can always take back from a sliding cache; it may be changed later.
+        dtype: `int8` or `int4` to quantise floats (see `quantize`); None to store them as they are.
+
+    Raises:
+        CacheError: for another dtype.
     """
 
     def __init__(
-        self, *, window: int | None = None, capacity: int | None = None, block: int = 256, rewind: int = 0
+        self,
+        *,
+        window: int | None = None,
+        capacity: int | None = None,
+        block: int = 256,
+        rewind: int = 0,
+        dtype: str | None = None,
     ) -> None:
+        check_cache_dtype(dtype)
         self.window = window
         self.capacity = capacity
         self.block = block
         self.rewind = rewind
+        self.dtype = dtype
         self.num_tokens = 0
         """Tokens appended so far, those that slid out included."""
-        self._buffers: list[Tensor] = []
+        self._kinds: list[_Kind] = []  # of the tensors that are appended
+        self._buffers: list[Tensor] = []  # one for each of them, or codes and scales where they are quantised
         self._start = 0  # first row of the buffers that holds a token
         self._end = 0  # one past the last row that holds a token
 
@@ -53,13 +76,16 @@ class LayerCache:
         return held if self.window is None else min(held, self.window - 1)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Views of all tokens that are stored, one (B, heads, S, width) for each tensor appended."""
-        return tuple(buffer[:, :, self._start : self._end] for buffer in self._buffers)
+    def tensors(self) -> tuple[Stored, ...]:
+        """Views of all tokens that are stored, in the form in which `append` returns them."""
+        return self._read(self._start)
 
     @property
     def nbytes_used(self) -> int:
-        """Bytes that the visible tokens need: min(tokens, window) x elements a token x bytes an element."""
+        """Bytes that the visible tokens need: min(tokens, window) x elements a token x bytes an element.
+
+        Scales are elements too: 4 bytes for each token and head.
+        """
         tokens = self.num_tokens if self.window is None else min(self.num_tokens, self.window)
         return tokens * sum(b.shape[0] * b.shape[1] * b.shape[3] * b.element_size() for b in self._buffers)
 
@@ -68,17 +94,20 @@ class LayerCache:
         """Bytes of memory that the cache holds now."""
         return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers)
 
-    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def append(self, *tensors: Tensor) -> tuple[Stored, ...]:
         """Stores new tokens and returns views of every token that they can see, themselves included.
 
         Args:
             tensors: Each (B, heads, T, width), the same number and kinds at every call.
 
         Returns:
-            For each tensor a view (B, heads, S, width) with S = `num_held` before the call + T.
+            For each tensor a view (B, heads, S, width) with S = `num_held` before the call + T; for one that is
+            quantised views of its codes and scales. The new tokens too are read as they are stored, so that decoding
+            token by token computes what one pass over all of them does.
 
         Raises:
-            CacheError: when a fixed cache is full, or for tensors of another kind than those stored.
+            CacheError: when a fixed cache is full, for tensors of another kind than those stored, or for int4 with an
+                odd width.
         """
         self._check_kinds(tensors)
         num_new = tensors[0].shape[2]
@@ -88,15 +117,17 @@ class LayerCache:
                 "make it larger or generate fewer tokens"
             )
         num_visible = self.num_held + num_new
+        rows = [part for tensor in tensors for part in self._to_store(tensor)]
         if not self._buffers:
-            self._buffers = [tensor.new_empty(*tensor.shape[:2], 0, tensor.shape[3]) for tensor in tensors]
+            self._kinds = [_kind(tensor) for tensor in tensors]
+            self._buffers = [part.new_empty(*part.shape[:2], 0, part.shape[3]) for part in rows]
         if self._end + num_new > self._buffers[0].shape[2]:
             self._make_room(num_new)
-        for buffer, tensor in zip(self._buffers, tensors, strict=True):
-            buffer[:, :, self._end : self._end + num_new] = tensor
+        for buffer, part in zip(self._buffers, rows, strict=True):
+            buffer[:, :, self._end : self._end + num_new] = part
         self._end += num_new
         self.num_tokens += num_new
-        return tuple(buffer[:, :, self._end - num_visible : self._end] for buffer in self._buffers)
+        return self._read(self._end - num_visible)
 
     def crop(self, num_tokens: int) -> None:
         """Forgets the latest tokens, so that `num_tokens` remain of all that were appended.
@@ -124,18 +155,38 @@ class LayerCache:
             if len(rows) != buffer.shape[0]:
                 self._buffers[index] = buffer.new_empty(len(rows), *buffer.shape[1:])
             self._buffers[index][:, :, self._start : self._end] = selected
+        self._kinds = [kind._replace(batch=len(rows)) for kind in self._kinds]
 
     def reset(self) -> None:
         """Forgets every token; the memory is kept."""
         self.num_tokens = self._start = self._end = 0
 
+    def _to_store(self, tensor: Tensor) -> Sequence[Tensor]:
+        """What becomes of one tensor: itself, or codes and scales."""
+        return quantize(tensor, self.dtype) if self.dtype and tensor.is_floating_point() else (tensor,)
+
+    def _read(self, first: int) -> tuple[Stored, ...]:
+        """Views of the rows from `first` on, codes and scales together."""
+        views = iter([buffer[:, :, first : self._end] for buffer in self._buffers])
+        return tuple(
+            Quantized(next(views), next(views)) if self.dtype and kind.dtype.is_floating_point else next(views)
+            for kind in self._kinds
+        )
+
     def _check_kinds(self, tensors: tuple[Tensor, ...]) -> None:
-        """Tensors must go on from those that are stored; an empty cache takes any."""
-        given, stored = ([_kind(tensor) for tensor in group] for group in (tensors, self._buffers))
-        if self._buffers and given != stored:
+        """Tensors must go on from those that are stored; an empty cache takes any that it can store."""
+        given = [_kind(tensor) for tensor in tensors]
+        if self._kinds and given != self._kinds:
             if self.num_tokens > 0:
-                raise CacheError(f"the cache holds {_spell(stored)} and was given {_spell(given)}; use a new cache")
-            self._buffers = []
+                raise CacheError(
+                    f"the cache holds {_spell(self._kinds)} and was given {_spell(given)}; use a new cache"
+                )
+            self._kinds, self._buffers = [], []
+        for kind in given:
+            if self.dtype == "int4" and kind.dtype.is_floating_point and kind.width % 2:
+                raise CacheError(
+                    f"an int4 cache puts two numbers in a byte and was given rows of {kind.width}; use int8"
+                )
 
     def _make_room(self, num_new: int) -> None:
         """Drops what no later query sees, then moves what is left into memory with room for `num_new` more."""
@@ -151,13 +202,32 @@ class LayerCache:
         self._start, self._end = 0, kept
 
 
-def _kind(tensor: Tensor) -> tuple[int, int, int, torch.dtype, torch.device]:
+def check_cache_dtype(name: str | None) -> None:
+    """Raises `CacheError`, with the nearest name for a typo, unless a `LayerCache` takes this dtype."""
+    if name is not None and name not in CACHE_DTYPES:
+        raise CacheError(
+            f"cache dtype '{name}' is unknown{did_you_mean(name, CACHE_DTYPES)} "
+            f"Use {' or '.join(CACHE_DTYPES)}, or leave it out to store what the model computes"
+        )
+
+
+class _Kind(NamedTuple):
+    """What must be the same at every append."""
+
+    batch: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _kind(tensor: Tensor) -> _Kind:
     batch, heads, _, width = tensor.shape
-    return batch, heads, width, tensor.dtype, tensor.device
+    return _Kind(batch, heads, width, tensor.dtype, tensor.device)
 
 
-def _spell(kinds: list[tuple[int, int, int, torch.dtype, torch.device]]) -> str:
-    return " and ".join(f"batch {k[0]}, heads {k[1]}, width {k[2]}, {k[3]} on {k[4]}" for k in kinds)
+def _spell(kinds: Sequence[_Kind]) -> str:
+    return " and ".join(f"batch {k.batch}, heads {k.heads}, width {k.width}, {k.dtype} on {k.device}" for k in kinds)
 
 
 def _moved(old: Tensor, first: int, kept: int, needed: int, allocated: int, block: int) -> Tensor:

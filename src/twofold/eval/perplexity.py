@@ -1,11 +1,13 @@
 """Perplexity over real targets."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
+from twofold.cache import LayerCache
 from twofold.data import PackedSequences
 from twofold.models import next_token_loss
 
@@ -31,20 +33,29 @@ class Perplexity:
 
 
 @torch.no_grad()
-def measure_perplexity(module: nn.Module, sequences: PackedSequences, batch_size: int) -> Perplexity:
+def measure_perplexity(
+    module: nn.Module,
+    sequences: PackedSequences,
+    batch_size: int,
+    *,
+    make_cache: Callable[[], Sequence[LayerCache]] | None = None,
+) -> Perplexity:
     """Perplexity of a `LanguageModel` over packed sequences, each target predicted from its own sequence only.
 
     Args:
         module: The model; it is put into evaluation mode and back.
         sequences: The split, its partial last sequence kept.
         batch_size: Sequences in one forward pass.
+        make_cache: Makes an empty cache, such as `module.decoder.make_cache`; keys and values are then read as it
+            stores them, and a quantised one shows what it costs. Default: none, which is the same as a cache of floats.
     """
     was_training = module.training
     module.eval()
     loss_sum, num_targets = 0.0, 0
     for start in range(0, len(sequences), batch_size):
         indices = range(start, min(start + batch_size, len(sequences)))
-        loss, targets = next_token_loss(module, **sequences.batch(indices))
+        cache = None if make_cache is None else make_cache()
+        loss, targets = next_token_loss(module, **sequences.batch(indices), cache=cache)
         loss_sum += loss.item()
         num_targets += targets
     module.train(was_training)

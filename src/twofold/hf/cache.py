@@ -13,7 +13,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from twofold.cache import CacheError, LayerCache
+from twofold.cache import CacheError, LayerCache, Quantized
 from twofold.spec import ModelConfig
 
 # Layers that say "grow" or "hold this many" and nothing else, which is all that we take over from them.
@@ -44,13 +44,13 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """What is stored first for each token, (B, heads, S, width), or None before the first one."""
-        return self.layer_cache.tensors[0] if self.is_initialized else None
+        """What is stored first for each token, (B, heads, S, width), its codes if quantised; None before the first."""
+        return self._stored(0)
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
         """The stored values; the same memory as `keys` where K = V."""
-        return self.layer_cache.tensors[self.num_cached_tensors - 1] if self.is_initialized else None
+        return self._stored(self.num_cached_tensors - 1)
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]
@@ -65,9 +65,10 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     @property
     def batch_size(self) -> int:
         """Rows of the batch; missing before the first token, which is how Transformers tells."""
-        if not self.is_initialized:
+        keys = self.keys
+        if keys is None:
             raise AttributeError("an empty cache has no batch size yet")
-        return self.layer_cache.tensors[0].shape[0]
+        return keys.shape[0]
 
     @property
     def record_past(self) -> bool:
@@ -124,6 +125,12 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the given rows of the batch, by number or by a boolean for each."""
         self.layer_cache.select(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+
+    def _stored(self, index: int) -> Tensor | None:
+        if not self.is_initialized:
+            return None
+        stored = self.layer_cache.tensors[index]
+        return stored.codes if isinstance(stored, Quantized) else stored
 
 
 def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:

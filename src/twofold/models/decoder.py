@@ -84,14 +84,18 @@ class Decoder(nn.Module):
             block.self_attn.fold_query()
         self.config = dataclasses.replace(self.config, query_depth=1)
 
-    def make_cache(self, capacity: int | None = None) -> list[LayerCache]:
+    def make_cache(self, capacity: int | None = None, dtype: str | None = None) -> list[LayerCache]:
         """An empty cache for `forward`, one a layer.
 
         Args:
             capacity: Tokens to take memory for at once; None to grow.
+            dtype: `int8` or `int4` to quantise what is stored; None to store what the model computes.
+
+        Raises:
+            CacheError: for another dtype.
         """
         return [
-            LayerCache(window=self.config.layer_sliding_window(layer), capacity=capacity)
+            LayerCache(window=self.config.layer_sliding_window(layer), capacity=capacity, dtype=dtype)
             for layer in range(self.config.num_hidden_layers)
         ]
 

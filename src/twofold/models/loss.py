@@ -1,9 +1,13 @@
 """The loss of a language model."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
+
+from twofold.cache import LayerCache
 
 IGNORED_LABEL = -100  # torch's own choice for positions without a target
 
@@ -15,6 +19,7 @@ def next_token_loss(
     labels: Int[Tensor, "B T"],
     positions: Int[Tensor, "B T"],
     document_ids: Int[Tensor, "B T"],
+    cache: Sequence[LayerCache] | None = None,
 ) -> tuple[Tensor, int]:
     """Sum of cross-entropies in nats over real targets, and their number. It is computed in float32 or wider.
 
@@ -24,10 +29,12 @@ def next_token_loss(
         labels: The next token at each position, -100 where there is none.
         positions: Positions within the documents.
         document_ids: The document of each token; no token sees another document.
+        cache: An empty cache through which keys and values go; None for none.
     """
     device = next(module.parameters()).device
     labels = labels.to(device)
-    logits = module(input_ids.to(device), positions=positions.to(device), documents=document_ids.to(device))
+    documents = document_ids.to(device)
+    logits = module(input_ids.to(device), positions=positions.to(device), documents=documents, cache=cache)
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
     return loss, int((labels != IGNORED_LABEL).sum())
