@@ -50,6 +50,16 @@ def test_the_table_shows_the_papers_figures(capsys):
     assert "learned positions end at 2,048 tokens" in output.out
 
 
+@pytest.mark.parametrize(("dtype", "kib"), [("int8", 42.5), ("int4", 22.5)])
+def test_a_quantised_cache_counts_its_scales(capsys, dtype, kib):
+    """20 layers of 16 heads: (64 + 4) or (32 + 4) bytes for each of two tensors."""
+    output = cost(capsys, "--preset", "gpt-300m", "--variant", "QKV", "--variant", "Q-K=V", "--dtype", dtype)
+    lines = [line.split() for line in output.out.splitlines()]
+    assert any(line[:1] == ["QKV"] and str(kib) in line for line in lines)
+    assert any(line[:1] == ["Q-K=V"] and str(kib / 2) in line and "50" in line for line in lines)
+    assert "a scale of 4 bytes" in output.out
+
+
 def test_figures_are_aligned_to_the_right(capsys):
     lines = cost(capsys, "--preset", "gpt-300m", "--variant", "QKV", "--variant", "Q-MQA").out.splitlines()
     header = next(line for line in lines if line.startswith("variant") and "saved" in line)
@@ -71,7 +81,12 @@ def test_json_has_exact_figures(capsys):
     assert row["label"] == "Q-MQA"
     assert row["sharing"] == "tied-kv"
     assert row["num_key_value_heads"] == 1
-    assert row["cache_bytes_per_token"] == {"tensor_bytes": 5120, "position_bytes": 0, "total": 5120}
+    assert row["cache_bytes_per_token"] == {
+        "tensor_bytes": 5120,
+        "scale_bytes": 0,
+        "position_bytes": 0,
+        "total": 5120,
+    }
     assert row["cache_bytes_at_context"]["total"] == 5_120_000
     assert row["cache_reduction"] == "31/32"
     assert row["cache_reduction_percent"] == 96.875

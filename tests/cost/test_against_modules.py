@@ -66,15 +66,16 @@ def test_parameters_and_operations(config):
     assert counter.get_total_flops() == 2 * batch * (macs.total - unseen)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("config", [model for model in MODELS if model.values[0].causal])
-def test_cache_bytes(config):
+def test_cache_bytes(config, dtype):
     model = LanguageModel(config).bfloat16()
-    cache = model.decoder.make_cache()
+    cache = model.decoder.make_cache(dtype=None if dtype == "bfloat16" else dtype)
     tokens, batch = 9, 2
     with torch.no_grad():
         for part in torch.zeros(batch, tokens, dtype=torch.long).split((5, 3, 1), dim=1):
             model(part, cache=cache)
-    assert sum(layer.nbytes_used for layer in cache) == cache_bytes(config, tokens, "bfloat16", batch_size=batch).total
+    assert sum(layer.nbytes_used for layer in cache) == cache_bytes(config, tokens, dtype, batch_size=batch).total
 
 
 def test_operations_of_the_papers_form_at_a_longer_length():

@@ -61,6 +61,28 @@ def test_dtype_and_batch(dtype, size):
     assert cache_bytes(config, 10, dtype, batch_size=3).total == 4 * 128 * 10 * 3 * size
 
 
+@pytest.mark.parametrize(("dtype", "head_bytes"), [("int8", 16 + 4), ("int4", 8 + 4)])
+def test_a_quantised_cache_counts_a_scale_for_each_head_and_tensor(dtype, head_bytes):
+    config = preset("gpt-tiny", sharing=["qkv", "tied-kv"] * 2, num_key_value_heads=2)  # four layers, heads of 16
+    size = cache_bytes(config, 10, dtype, batch_size=3)
+    assert size.total == 3 * 10 * (2 * 2 * 2 + 2 * 2) * head_bytes
+    assert size.scale_bytes == 3 * 10 * (2 * 2 * 2 + 2 * 2) * 4
+    tied = preset("gpt-tiny", sharing="tied-kv")
+    assert cache_reduction(tied, unshared_baseline(tied), dtype=dtype) == Fraction(1, 2)
+
+
+def test_a_quantised_cache_has_a_scale_for_the_rotary_part_and_none_for_positions():
+    decoupled = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="decoupled", qk_rope_head_dim=6)
+    assert cache_bytes(decoupled, 10, "int4").total == 3 * 10 * (4 * (4 + 4) + (3 + 4))
+    unrotated = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="unrotated")
+    assert cache_bytes(unrotated, 10, "int8").total == 3 * 10 * (4 * (8 + 4) + 4)
+
+
+def test_int4_needs_rows_of_even_width():
+    with pytest.raises(ConfigError, match="two numbers in a byte and head_dim is 5; use int8"):
+        cache_bytes(preset("gpt-tiny", head_dim=5), 1, "int4")
+
+
 def test_layers_may_differ():
     config = ModelConfig(**ROPE, sharing=["qkv", "tied-kv", "tied-kv"], num_key_value_heads=[4, 2, 1])
     assert [layer_cache_elements_per_token(config, layer) for layer in range(3)] == [64, 16, 8]
@@ -112,7 +134,7 @@ def test_relative_mode_keeps_no_positions():
     ("arguments", "message"),
     [
         ({"tokens": 1, "dtype": "bfloat61"}, "did you mean 'bfloat16'"),
-        ({"tokens": 1, "dtype": "int8"}, "Use one of float32, bfloat16, float16"),
+        ({"tokens": 1, "dtype": "int6"}, "Use one of float32, bfloat16, float16, int8, int4"),
         ({"tokens": -1}, "must not be negative; got -1"),
         ({"tokens": 1, "batch_size": 0}, "batch_size must be at least 1; got 0"),
     ],

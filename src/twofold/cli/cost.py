@@ -28,7 +28,7 @@ def cost(
     ] = None,
     context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in the cache.")] = 32_768,
     dtype: Annotated[
-        str, typer.Option(metavar="NAME", help="Type of the cache: float32, bfloat16 or float16.")
+        str, typer.Option(metavar="NAME", help="Type of the cache: float32, bfloat16, float16, int8 or int4.")
     ] = "bfloat16",
     sequence_length: Annotated[
         list[int] | None,
@@ -97,7 +97,10 @@ def _notes(costs: "dict[str, Cost]", context: int) -> list[str]:
         "KiB and MiB are binary: 1,024 and 1,048,576 bytes.",
         "Saved is against the same model with three projections and a key/value head for each query head.",
     ]
-    if any(row.cache_per_token is not None and row.cache_per_token.position_bytes for row in costs.values()):
+    sizes = [row.cache_per_token for row in costs.values() if row.cache_per_token is not None]
+    if any(size.scale_bytes for size in sizes):
+        notes.append("A quantised cache includes a scale of 4 bytes for each token, key/value head and cached tensor.")
+    if any(size.position_bytes for size in sizes):
         notes.append("With rope_mode unrotated the cache includes 4 bytes of position for each token and layer.")
     if model.positions == "learned" and context > model.max_position_embeddings:
         notes.append(

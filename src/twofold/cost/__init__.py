@@ -4,6 +4,7 @@ Every figure is a formula and is compared in the tests with the modules it descr
 """
 
 from twofold.cost.cache import (
+    CACHE_BITS,
     DTYPE_BYTES,
     CacheSize,
     cache_bytes,
@@ -12,6 +13,7 @@ from twofold.cost.cache import (
     cache_reduction,
     check_dtype,
     layer_cache_elements_per_token,
+    layer_cache_rows_per_token,
     unshared_baseline,
 )
 from twofold.cost.comparison import Cost, as_variant, model_cost
@@ -19,6 +21,7 @@ from twofold.cost.parameters import MacCount, ParameterCount, count_macs, count_
 from twofold.cost.units import format_bytes, format_count, format_decimal, format_percent
 
 __all__ = [
+    "CACHE_BITS",
     "DTYPE_BYTES",
     "CacheSize",
     "Cost",
@@ -37,6 +40,7 @@ __all__ = [
     "format_decimal",
     "format_percent",
     "layer_cache_elements_per_token",
+    "layer_cache_rows_per_token",
     "model_cost",
     "unshared_baseline",
 ]

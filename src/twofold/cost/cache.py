@@ -1,16 +1,24 @@
 """How many bytes a key/value cache needs, exactly.
 
-A plain layer needs tokens x G x D x (2 tensors, or 1 where K = V) x bytes per element. The figures are what the
-tokens need, not what an allocator or a pre-sized buffer holds.
+A plain layer needs tokens x G x D x (2 tensors, or 1 where K = V) x bytes per element, and 4 bytes for the scale of
+each row of D where they are quantised. The figures are what the tokens need, not what an allocator or a pre-sized
+buffer holds.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from twofold.spec import ConfigError, ModelConfig, ProjectionSharing, did_you_mean
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one cached element."""
+"""Bytes of one number in the dtypes of weights."""
+
+CACHE_BITS = {**{name: 8 * size for name, size in DTYPE_BYTES.items()}, "int8": 8, "int4": 4}
+"""Bits of one cached element."""
+
+SCALE_BYTES = 4
+"""Bytes of the float32 scale of each row of a quantised cache."""
 
 POSITION_BYTES = 4
 """Bytes of the int32 position that rope_mode unrotated keeps beside each token, because it rotates keys when read."""
@@ -22,21 +30,21 @@ class CacheSize:
 
     tensor_bytes: int
     """Keys and values, or the one tensor that is both."""
+    scale_bytes: int = 0
+    """Scales of quantised keys and values; 0 for floats."""
     position_bytes: int
     """Positions beside the tensors; 0 unless a layer keeps its keys unrotated."""
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.tensor_bytes + self.position_bytes
+        return self.tensor_bytes + self.scale_bytes + self.position_bytes
 
 
-def check_dtype(name: str) -> None:
-    """Raises `ConfigError`, with the nearest name for a typo, unless `DTYPE_BYTES` knows the name."""
-    if name not in DTYPE_BYTES:
-        raise ConfigError(
-            f"dtype '{name}' is unknown{did_you_mean(name, DTYPE_BYTES)} Use one of {', '.join(DTYPE_BYTES)}"
-        )
+def check_dtype(name: str, known: Collection[str] = tuple(DTYPE_BYTES)) -> None:
+    """Raises `ConfigError`, with the nearest name for a typo, unless the name is one of those that are known."""
+    if name not in known:
+        raise ConfigError(f"dtype '{name}' is unknown{did_you_mean(name, known)} Use one of {', '.join(known)}")
 
 
 def layer_cache_elements_per_token(config: ModelConfig, layer: int) -> int:
@@ -47,6 +55,17 @@ def layer_cache_elements_per_token(config: ModelConfig, layer: int) -> int:
         assert config.qk_rope_head_dim is not None
         return width + config.qk_rope_head_dim
     return width * config.layer_sharing(layer).num_cached_tensors
+
+
+def layer_cache_rows_per_token(config: ModelConfig, layer: int) -> int:
+    """Rows that one layer caches for one token: G for each tensor, and one for the rotary part of rope_mode decoupled.
+
+    Each of them has a scale where it is quantised.
+    """
+    groups = config.layer_num_key_value_heads(layer)
+    if config.layer_rope_mode(layer) == "decoupled":
+        return groups + 1
+    return groups * config.layer_sharing(layer).num_cached_tensors
 
 
 def cache_elements_per_token(config: ModelConfig) -> int:
@@ -68,23 +87,28 @@ def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch
     Args:
         config: The model. Only a causal model generates with a cache; for another the figure is arithmetic.
         tokens: Tokens in each sequence. The number may exceed `max_position_embeddings`.
-        dtype: Type of the cached elements: float32, bfloat16 or float16.
+        dtype: Type of the cached elements: float32, bfloat16, float16, int8 or int4.
         batch_size: Sequences, each of that length.
 
     Raises:
-        ConfigError: for an unknown dtype, a negative number of tokens, or an empty batch.
+        ConfigError: for an unknown dtype, int4 with rows of odd width, a negative number of tokens, or an empty batch.
     """
-    check_dtype(dtype)
+    check_dtype(dtype, CACHE_BITS)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1; got {batch_size}")
-    elements = cache_elements(config, tokens)
-    positions = sum(
-        _tokens_held(config, layer, tokens)
-        for layer in range(config.num_hidden_layers)
-        if config.layer_rope_mode(layer) == "unrotated"
-    )
+    elements, scales, positions = cache_elements(config, tokens), 0, 0
+    for layer in range(config.num_hidden_layers):
+        held = _tokens_held(config, layer, tokens)
+        if dtype not in DTYPE_BYTES:
+            scales += held * layer_cache_rows_per_token(config, layer)
+        if config.layer_rope_mode(layer) == "unrotated":
+            positions += held
+    if dtype == "int4" and config.head_dim is not None and config.head_dim % 2:
+        raise ConfigError(f"an int4 cache puts two numbers in a byte and head_dim is {config.head_dim}; use int8")
     return CacheSize(
-        tensor_bytes=batch_size * elements * DTYPE_BYTES[dtype], position_bytes=batch_size * positions * POSITION_BYTES
+        tensor_bytes=batch_size * elements * CACHE_BITS[dtype] // 8,
+        scale_bytes=batch_size * scales * SCALE_BYTES,
+        position_bytes=batch_size * positions * POSITION_BYTES,
     )
 
 
@@ -98,7 +122,7 @@ def cache_reduction(config: ModelConfig, baseline: ModelConfig, tokens: int = 1,
         config: The model.
         baseline: What it is compared to, usually `unshared_baseline(config)`.
         tokens: Tokens in the sequence. The answer depends on it only where windows differ from layer to layer.
-        dtype: Type of the cached elements. The answer depends on it only where positions are cached beside them.
+        dtype: Type of the cached elements. The answer depends on it only where positions or scales are cached too.
 
     Raises:
         ConfigError: when there are no tokens to compare, or for an unknown dtype.

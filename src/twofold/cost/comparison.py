@@ -34,7 +34,7 @@ def model_cost(config: ModelConfig, *, context: int, dtype: str, sequence_length
     Args:
         config: The model.
         context: Tokens in the cache, at least 1.
-        dtype: Type of the cached elements; see `DTYPE_BYTES`.
+        dtype: Type of the cached elements; see `CACHE_BITS`.
         sequence_lengths: Lengths whose forward pass is counted.
 
     Raises:
