@@ -17,7 +17,9 @@ from twofold.attention import (
     sinusoidal_embedding,
     visible_pairs,
 )
+from twofold.cache import LayerCache, quantize, spread
 from twofold.kernels import KeyValue, Mask
+from twofold.kernels.key_value import dequantized
 from twofold.spec import ModelConfig
 
 HEADS, HIDDEN, LENGTH, BATCH = 4, 24, 7, 2
@@ -229,6 +231,32 @@ def test_the_tied_tensor_is_passed_once(positions: str, mode: str | None) -> Non
     assert len(stored) == 1
     assert key is value
     assert key is stored[0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
+def test_a_quantised_cache_is_attention_over_the_numbers_that_it_stores(
+    sharing: str, groups: int, positions: str, mode: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly, with padding and norms; spread rows for int4 are turned back here before anything is scored."""
+    layer = make_layer(make_config(sharing, groups, positions, mode, qk_norm=mode != "decoupled"), seed=7)
+    context, _ = make_context("left padding", True, torch.float64)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cached, floats = layer(x, context, LayerCache(dtype=dtype)), layer(x, context)
+    spreads = dtype == "int4" and mode != "unrotated"
+
+    def numbers(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        read = dequantized(*quantize(spread(tensor) if spreads else tensor, dtype), torch.float64)
+        return spread(read) if spreads else read
+
+    query, new = layer.project(x, context)
+    stored = tuple(numbers(tensor) for tensor in new)
+    monkeypatch.setattr(layer, "project", lambda *_: (query, stored))
+    assert (cached - layer(x, context)).abs().max() < ABSOLUTE[torch.float64]
+    off = (cached - floats).norm() / floats.norm()
+    assert 0 < off < (0.01 if dtype == "int8" else 0.2)
 
 
 def test_folding_a_deep_query_changes_nothing_but_rounding() -> None:

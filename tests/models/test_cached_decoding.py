@@ -85,10 +85,10 @@ def make_inputs(mask):
     return tokens, {}, real
 
 
-def decode(model, tokens, inputs, chunks, block=2):
+def decode(model, tokens, inputs, chunks, block=2, dtype=None):
     """Logits of all tokens, computed chunk by chunk, and the cache. A small block makes windows slide early."""
-    layers = range(model.config.num_hidden_layers)
-    cache = [LayerCache(window=model.config.layer_sliding_window(layer), block=block) for layer in layers]
+    windows = [model.config.layer_sliding_window(layer) for layer in range(model.config.num_hidden_layers)]
+    cache = [LayerCache(window=window, block=block, dtype=dtype) for window in windows]
     logits, start = [], 0
     for chunk in chunks:
         end = start + chunk
@@ -135,6 +135,21 @@ def test_cached_equals_full(sharing, groups, positions, mode, qk_norm, mask):
     window = 3 if "window" in mask else None
     model = make_model(sharing, groups, positions, mode, sliding_window=window, qk_norm=qk_norm)
     assert_cached_equals_full(model, mask, (5, 1, 1, 3, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYOUTS)
+def test_quantised_token_by_token_equals_one_pass(sharing, groups, positions, mode, mask, dtype):
+    """A token reads itself as later ones will read it."""
+    model = make_model(sharing, groups, positions, mode, sliding_window=3 if "window" in mask else None)
+    tokens, inputs, real = make_inputs(mask)
+    with torch.no_grad():
+        whole, _ = decode(model, tokens, inputs, (LENGTH,), dtype=dtype)
+        parts, _ = decode(model, tokens, inputs, (4, *[1] * (LENGTH - 4)), dtype=dtype)
+        floats = model(tokens, **inputs)
+    torch.testing.assert_close(parts[real], whole[real], atol=TOLERANCE * whole.abs().max().item(), rtol=0)
+    assert 0 < (whole - floats)[real].norm() / floats[real].norm() < (0.05 if dtype == "int8" else 0.6)
 
 
 @given(
