@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.cache import CacheError, LayerCache, Quantized, Stored, quantize
+from twofold.spec import ConfigError
 
 BATCH, GROUPS, WIDTH = 2, 3, 4
 
@@ -220,6 +221,6 @@ def test_int4_refuses_odd_widths() -> None:
 
 
 def test_refuses_unknown_dtypes() -> None:
-    with pytest.raises(CacheError, match="cache dtype 'int44' is unknown; did you mean 'int4'") as caught:
+    with pytest.raises(ConfigError, match="cache dtype 'int44' is unknown; did you mean 'int4'") as caught:
         LayerCache(dtype="int44")
     assert "\n" not in str(caught.value)

@@ -338,6 +338,8 @@ def test_what_generate_cannot_write(arguments, message, refused):
     [
         (["eval"], "--model"),
         (["eval", "--model", "run", "--batch-size", "0"], "--batch-size"),
+        (["eval", "--model", "run", "--cache-dtype", "int44"], "cache dtype 'int44' is unknown; did you mean 'int4'?"),
+        (["generate", "--model", "run", "--cache-dtype", "float32"], "Use int8 or int4, or leave it out"),
         (["eval", "--model", "run", "--source", "run"], "data source 'run' is none of"),
         (["eval", "--model", "run", "--source", "hf:"], "lacks a name"),
         (["eval", "--model", "run", "--source", ""], "data source '' is none of"),

@@ -138,6 +138,20 @@ def test_generate_streams_the_prompt_and_its_continuation(capfd):
     assert program(capfd, *arguments, "--seed", "2").out != first.out
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_model_runs_with_a_quantised_cache(dtype, capfd):
+    train(capfd, "--set", "model.sharing=tied-kv", "--set", "model.initializer_range=0.4")
+    floats, integers = (
+        json.loads(program(capfd, "eval", "--model", "runs/a", "--device", "cpu", "--json", *options).out)
+        for options in ([], ["--cache-dtype", dtype])
+    )
+    assert integers["loss"] == pytest.approx(floats["loss"], rel=0.05)
+    assert integers["loss"] != floats["loss"]
+    assert integers["tokens"] == floats["tokens"]
+    arguments = ["generate", "--model", "runs/a", "--device", "cpu", "--prompt", "a", "--max-new-tokens", "3"]
+    assert program(capfd, *arguments, "--cache-dtype", dtype).out.startswith("a")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_model_runs_in_the_type_that_is_asked_for(dtype, capfd):
     train(capfd, "--set", "model.sharing=tied-kv")

@@ -1,6 +1,7 @@
 """Perplexity against a slow computation, one target at a time."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -71,6 +72,27 @@ def test_figures_equal_a_computation_by_hand(variant, sequences):
         "tokens": found.tokens,
         "bytes": found.bytes,
     }
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_through_a_cache(variant, sequences):
+    """Of floats it changes nothing; of integers as much as each token's own pass through such a cache does."""
+    module = make_model(**VARIANTS[variant])
+    without = measure_perplexity(module, sequences, 3)
+    found = {
+        dtype: measure_perplexity(module, sequences, 3, make_cache=partial(module.decoder.make_cache, dtype=dtype))
+        for dtype in (None, "int8", "int4")
+    }
+    assert found[None].loss == pytest.approx(without.loss, rel=1e-12)
+    assert 0 < abs(found["int8"].loss / without.loss - 1) < 0.01
+    assert abs(found["int8"].loss / without.loss - 1) < abs(found["int4"].loss / without.loss - 1) < 0.1
+    assert found["int4"].tokens == without.tokens
+    quantised = slow_losses(partial(through_a_cache, module), sequences)
+    assert found["int8"].loss == pytest.approx(sum(quantised.values()) / len(quantised), rel=1e-9)
+
+
+def through_a_cache(module, tokens):
+    return module(tokens, cache=module.decoder.make_cache(dtype="int8"))
 
 
 def test_bytes_are_those_of_the_text(tmp_path):

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tests.tiny_runs import MODEL
 from twofold.data import END_OF_TEXT, build_tokenizer
 from twofold.eval import sample_text
-from twofold.hf import to_hf, wrap_tokenizer
+from twofold.hf import cache_for, to_hf, wrap_tokenizer
 from twofold.models import LanguageModel
 from twofold.spec import DataConfig, ModelConfig
 
@@ -46,6 +46,15 @@ def test_temperature_zero_takes_the_likeliest_token(model, tokenizer):
             if tokens[0, -1] == 256:
                 break
     assert texts == {tokenizer.decode(tokens[0, 3:], skip_special_tokens=True)}
+
+
+def test_a_quantised_cache_is_used_where_it_is_asked_for(model, tokenizer, monkeypatch):
+    asked = []
+    make = cache_for
+    monkeypatch.setattr("twofold.eval.samples.cache_for", lambda *args: asked.append(make(*args)) or asked[-1])
+    sample_text(model, tokenizer, "the", max_new_tokens=NUM_NEW, cache_dtype="int4")
+    assert [layer.layer_cache.dtype for layer in asked[0].layers] == ["int4"] * len(asked[0].layers)
+    assert asked[0].get_seq_length() > len("the")
 
 
 def test_top_k_one_is_the_likeliest_token_too(model, tokenizer):

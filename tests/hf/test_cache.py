@@ -9,14 +9,20 @@ from transformers.cache_utils import Cache
 
 from tests.hf.small import VARIANTS, VOCABULARY, make_config, make_model
 from twofold.cache import CacheError, LayerCache
-from twofold.hf import CACHE_NAME, TwofoldCacheLayer, adopt_cache, cache_sizes
+from twofold.cost import cache_bytes
+from twofold.hf import CACHE_NAME, TwofoldCacheLayer, adopt_cache, cache_for, cache_sizes
+from twofold.spec import ConfigError
 
 TOKENS = torch.arange(10).reshape(2, 5)
 
 
-def filled(variant="tied-kv", cache=None, tokens=TOKENS):
+DTYPES = (None, "int8", "int4")
+
+
+def filled(variant="tied-kv", cache=None, tokens=TOKENS, dtype=None):
     model = make_model(variant)
-    cache = DynamicCache() if cache is None else cache
+    if cache is None:
+        cache = DynamicCache() if dtype is None else cache_for(model, dtype)
     with torch.no_grad():
         model(tokens, past_key_values=cache)
     return model, cache
@@ -52,6 +58,36 @@ def test_tied_cache_is_half_the_bytes():
     assert sizes["qkv"] == (2 * sizes["tied-kv"][0], 2 * sizes["tied-kv"][1])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_caches_have_the_size_of_the_formula(variant, dtype):
+    model, cache = filled(variant, dtype=dtype)
+    used, allocated = cache_sizes(cache)
+    assert used == cache_bytes(model.config.spec, 5, dtype, batch_size=2).total
+    assert used <= allocated
+    assert cache.layers[0].keys.dtype == (torch.int8 if dtype == "int8" else torch.uint8)
+    assert cache.layers[0].keys.shape[:3] == cache.layers[0].values.shape[:3] == (2, cache.layers[0].keys.shape[1], 5)
+    assert (cache.layers[0].keys.data_ptr() == cache.layers[0].values.data_ptr()) == (
+        model.config.spec.layer_sharing(0).num_cached_tensors == 1
+    )
+
+
+def test_cache_for_takes_memory_at_once_and_twofold_models_only():
+    model = make_model("tied-kv")
+    cache = cache_for(model, "int8", capacity=7)
+    filled("tied-kv", cache)
+    assert cache_sizes(cache)[1] == 2 * 2 * 4 * 7 * (8 + 4)  # layers, batch, heads, tokens, head dim and scale
+    with torch.no_grad(), pytest.raises(CacheError, match="holds 7 tokens and was given 8"):
+        model(TOKENS[:, :3], past_key_values=cache)
+    with pytest.raises(ConfigError, match="did you mean 'int8'"):
+        cache_for(model, "int88")
+    llama = LlamaForCausalLM(
+        LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(CacheError, match="for twofold models; got a LlamaForCausalLM"):
+        cache_for(llama, "int8")
+
+
 def test_static_cache_takes_its_memory_once():
     config = make_config("tied-kv")
     cache = StaticCache(config=config, max_cache_len=7)
@@ -74,10 +110,11 @@ def test_values_are_keys_where_tied():
     assert cache.layers[0].keys.data_ptr() != cache.layers[0].values.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_batch_operations_move_every_tensor(variant):
+def test_batch_operations_move_every_tensor(variant, dtype):
     """Continuing in the new order gives what the new order gives from the start."""
-    model, cache = filled(variant)
+    model, cache = filled(variant, dtype=dtype)
     cache.batch_repeat_interleave(3)  # 0 0 0 1 1 1
     cache.reorder_cache(torch.tensor([5, 0, 1, 3, 2, 4]))  # 1 0 0 1 0 1
     cache.batch_select_indices(torch.tensor([0, 1, 3, 4]))  # 1 0 1 0
@@ -86,18 +123,20 @@ def test_batch_operations_move_every_tensor(variant):
     following = torch.arange(3).reshape(3, 1)
     with torch.no_grad():
         got = model(following, past_key_values=cache).logits
-        expected = model(torch.cat((TOKENS[rows], following), dim=1)).logits[:, -1:]
+        anew = {CACHE_NAME: cache_for(model, dtype)}
+        expected = model(torch.cat((TOKENS[rows], following), dim=1), **anew).logits[:, -1:]
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_crop_and_go_on(variant):
-    model, cache = filled(variant)
+def test_crop_and_go_on(variant, dtype):
+    model, cache = filled(variant, dtype=dtype)
     cache.crop(-2)
     assert cache.get_seq_length() == 3
     with torch.no_grad():
         got = model(TOKENS[:, 3:], past_key_values=cache).logits
-        torch.testing.assert_close(got, model(TOKENS).logits[:, 3:])
+        torch.testing.assert_close(got, model(TOKENS, **{CACHE_NAME: cache_for(model, dtype)}).logits[:, 3:])
     with pytest.raises(CacheError, match="negative"):
         cache.crop(3)
 

@@ -9,7 +9,7 @@ from transformers import DynamicCache, StaticCache, TextStreamer, set_seed
 
 from tests.hf.small import END_OF_TEXT, VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
 from twofold.cache import CacheError, LayerCache
-from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_sizes, wrap_tokenizer
+from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_for, cache_sizes, wrap_tokenizer
 from twofold.spec import ConfigError, TwofoldError
 
 NEW = 14
@@ -148,9 +148,90 @@ def test_beyond_the_learned_positions():
     assert "\n" not in str(caught.value)
 
 
-def test_quantized_cache_is_refused():
-    with pytest.raises((CacheError, ImportError)):
-        make_model().generate(prompts(), max_new_tokens=3, cache_implementation="quantized")
+def recomputing(model, dtype):
+    """The same model, which reads every token from a new quantised cache whenever it runs: `generate` keeps none."""
+    model = copy.deepcopy(model)
+    forward = model.model.forward
+    model.model.forward = lambda **inputs: forward(**{**inputs, "cache": cache_for(model, dtype)})
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("mode", ["greedy", "beam-several", "chunked-prefill"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_equals_recomputing_everything(variant, mode, dtype):
+    model, tokens = make_model(variant), prompts()
+    cached = generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)}, **MODES[mode])
+    without = {name: value for name, value in MODES[mode].items() if name != "prefill_chunk_size"}
+    assert_same(cached, generate(recomputing(model, dtype), tokens, use_cache=False, **without))
+    assert all(layer.layer_cache.dtype == dtype for layer in cached[2][CACHE_NAME].layers)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_with_left_padding_and_beams(variant, dtype):
+    model, tokens = make_model(variant), prompts(3, 8)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    mask[1, :2] = 0
+    tokens[mask == 0] = 0
+    options = {"attention_mask": mask, "num_beams": 3}
+    batch = generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)}, **options)
+    assert_same(batch, generate(recomputing(model, dtype), tokens, use_cache=False, **options))
+
+
+@pytest.mark.parametrize(("options", "dtype"), [({}, "int4"), ({"nbits": 4}, "int4"), ({"nbits": 8}, "int8")])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_quantized_cache_of_transformers_is_ours(variant, options, dtype):
+    """Without any backend; `cache_config` may be left out, and is not used up."""
+    model, tokens = make_model(variant), prompts()
+    config = {"cache_config": dict(options)} if options else {}
+    got = generate(model, tokens, cache_implementation="quantized", **config)
+    assert_same(got, generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)}))
+    assert [layer.layer_cache.dtype for layer in got[2][CACHE_NAME].layers] == [dtype] * len(got[2][CACHE_NAME].layers)
+    assert config.get("cache_config", {}) == options
+
+
+@pytest.mark.parametrize(
+    "options", [{"nbits": 2}, {"nbits": 4, "backend": "quanto"}, {"q_group_size": 64}, {"nbits": 8, "axis_key": 0}]
+)
+def test_options_of_backends_are_refused(options):
+    with pytest.raises(CacheError, match=r"takes nbits=4 or nbits=8 .* and nothing else; got ") as caught:
+        make_model().generate(
+            prompts(), max_new_tokens=3, cache_implementation="quantized", cache_config=options, pad_token_id=0
+        )
+    assert "\n" not in str(caught.value)
+    assert all(f"{name}={value!r}" in str(caught.value) for name, value in options.items())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_caches_are_gone_on_with(variant, dtype):
+    """Growing and fixed; the second call goes on from the cache that the first one left."""
+    model, tokens = make_model(variant), prompts()
+    expected, _, _ = generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)})
+    for cache in (cache_for(model, dtype), cache_for(model, dtype, capacity=40)):
+        first, _, _ = generate(model, tokens, **{CACHE_NAME: cache}, max_new_tokens=6, min_new_tokens=6)
+        second, _, _ = generate(model, first, **{CACHE_NAME: cache}, max_new_tokens=8, min_new_tokens=8)
+        assert torch.equal(second, expected)
+        assert cache.get_max_length() in (-1, 40)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_assisted_decoding_equals_greedy(variant, dtype, monkeypatch):
+    """Candidates are taken back from quantised layers too, sliding ones that would soon let go among them."""
+    monkeypatch.setattr("twofold.hf.cache.LayerCache", functools.partial(LayerCache, block=2))
+    model, tokens = make_model(variant), prompts(1)
+    expected, _, _ = generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)})
+    quantized = {"cache_implementation": "quantized", "cache_config": {"nbits": int(dtype[3:])}}
+    for options in (
+        {"assistant_model": make_model(variant, seed=1), CACHE_NAME: cache_for(model, dtype)},
+        {"prompt_lookup_num_tokens": 3, CACHE_NAME: cache_for(model, dtype)},
+        {"assistant_model": copy.deepcopy(model), **quantized},
+    ):
+        got = model.generate(tokens, max_new_tokens=NEW, pad_token_id=0, do_sample=False, **options)
+        assert torch.equal(got, expected), options
 
 
 def test_continuous_batching_is_refused():

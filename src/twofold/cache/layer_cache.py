@@ -8,14 +8,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twofold.cache.quantize import CACHE_DTYPES, Quantized, quantize
-from twofold.spec import TwofoldError, did_you_mean
+from twofold.spec import ConfigError, TwofoldError, did_you_mean
 
 Stored: TypeAlias = Tensor | Quantized
 """What is read of one tensor that was appended."""
 
 
 class CacheError(TwofoldError):
-    """A cache that is asked for more than it holds, or for what no cache does."""
+    """A cache that is asked for more than it holds, or given what it cannot store."""
 
 
 class LayerCache:
@@ -44,7 +44,7 @@ class LayerCache:
         dtype: `int8` or `int4` to quantise floats (see `quantize`); None to store them as they are.
 
     Raises:
-        CacheError: for another dtype.
+        ConfigError: for another dtype.
     """
 
     def __init__(
@@ -203,9 +203,9 @@ class LayerCache:
 
 
 def check_cache_dtype(name: str | None) -> None:
-    """Raises `CacheError`, with the nearest name for a typo, unless a `LayerCache` takes this dtype."""
+    """Raises `ConfigError`, with the nearest name for a typo, unless a `LayerCache` takes this dtype."""
     if name is not None and name not in CACHE_DTYPES:
-        raise CacheError(
+        raise ConfigError(
             f"cache dtype '{name}' is unknown{did_you_mean(name, CACHE_DTYPES)} "
             f"Use {' or '.join(CACHE_DTYPES)}, or leave it out to store what the model computes"
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import DeviceOption, DtypeOption, ModelOption
+from twofold.cli.options import CacheDtypeOption, DeviceOption, DtypeOption, ModelOption
 from twofold.spec import ConfigError
 
 
@@ -21,13 +21,16 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    cache_dtype: CacheDtypeOption = None,
 ) -> None:
     """Continue a prompt, streaming the text; the speed follows on standard error."""
+    from twofold.cache import check_cache_dtype
     from twofold.eval import sample_text
     from twofold.hf import load_model
     from twofold.study import model_folder
     from twofold.train import resolve_device, resolve_dtype
 
+    check_cache_dtype(cache_dtype)
     target, precision = resolve_device(device), resolve_dtype(dtype)
     loaded, tokenizer = load_model(model_folder(model))
     if tokenizer is None:
@@ -55,6 +58,7 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         seed=seed,
+        cache_dtype=cache_dtype,
         on_text=lambda piece: print(piece, end="", flush=True),
     )
     seconds = time.perf_counter() - started

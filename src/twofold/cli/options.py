@@ -41,6 +41,12 @@ DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", metavar="NAME", help="float32, bfloat16 or float16. Default: as the weights are saved."),
 ]
+CacheDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dtype", metavar="NAME", help="int8 or int4 for a quantised cache. Default: as the model computes."
+    ),
+]
 ModelOption = Annotated[
     Path, typer.Option("--model", metavar="FOLDER", help="A run folder, or the model/ folder inside one.")
 ]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from twofold.hf import TwofoldForCausalLM
+from twofold.hf import CACHE_NAME, TwofoldForCausalLM, cache_for
 
 
 @torch.no_grad()
@@ -19,6 +19,7 @@ def sample_text(
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
+    cache_dtype: str | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> str:
     """The model's continuation of a prompt, sampled with its cache; the same seed gives the same text.
@@ -31,12 +32,15 @@ def sample_text(
         temperature: Divides the logits; 0 always takes the likeliest token.
         top_k: Sample among this many likeliest tokens; 0 for all.
         seed: Seeds the sampling; the caller's random state is left as it was.
+        cache_dtype: `int8` or `int4` for a quantised cache; None for one of what the model computes.
         on_text: Called with each piece of text as soon as it stands.
     """
     inputs = tokenizer(prompt, return_tensors="pt", verbose=False).to(model.device)
     options: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature, "top_k": top_k}
+    if cache_dtype is not None:
+        options[CACHE_NAME] = cache_for(model, cache_dtype)
     if on_text is not None:
         options["streamer"] = _Streamer(tokenizer, on_text)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # manual_seed seeds them all

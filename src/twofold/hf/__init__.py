@@ -7,9 +7,10 @@ classes.
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from twofold.hf.cache import TwofoldCacheLayer, adopt_cache, cache_sizes
+from twofold.hf.cache import TwofoldCacheLayer, adopt_cache, cache_for, cache_sizes
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.folders import load_model, save_model, to_hf, to_plain, wrap_tokenizer
+from twofold.hf.llama import from_llama
 from twofold.hf.modeling import CACHE_NAME, TwofoldForCausalLM, TwofoldModel, TwofoldPreTrainedModel
 
 AutoConfig.register(TwofoldConfig.model_type, TwofoldConfig, exist_ok=True)
@@ -24,7 +25,9 @@ __all__ = [
     "TwofoldModel",
     "TwofoldPreTrainedModel",
     "adopt_cache",
+    "cache_for",
     "cache_sizes",
+    "from_llama",
     "load_model",
     "save_model",
     "to_hf",

@@ -1,9 +1,11 @@
 """Transformers' caches with our layers in them: one tensor a token where K = V."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -14,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from twofold.cache import CacheError, LayerCache, Quantized
+from twofold.hf.config import TwofoldConfig
 from twofold.spec import ModelConfig
 
 # Layers that say "grow" or "hold this many" and nothing else, which is all that we take over from them.
@@ -133,6 +136,45 @@ class TwofoldCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return stored.codes if isinstance(stored, Quantized) else stored
 
 
+def cache_for(model: PreTrainedModel, dtype: str | None = None, capacity: int | None = None) -> Cache:
+    """An empty cache for one model, for `generate(past_key_values=...)` or `model(..., past_key_values=...)`.
+
+    Args:
+        model: A twofold model.
+        dtype: `int8` or `int4` to quantise what is stored; None to store what the model computes.
+        capacity: Tokens to take memory for at once, when the first one comes; None to grow.
+
+    Raises:
+        CacheError: for a model of another kind.
+        ConfigError: for another dtype.
+    """
+    if not isinstance(model.config, TwofoldConfig):
+        raise CacheError(f"cache_for makes caches for twofold models; got a {type(model).__name__}")
+    spec = model.config.spec
+    layers: list[Any] = [_layer(spec, index, capacity=capacity, dtype=dtype) for index in range(spec.num_hidden_layers)]
+    return Cache(layers=layers)
+
+
+def quantized_dtype(options: Mapping[str, Any] | None) -> str:
+    """The dtype that `cache_config` of `generate(cache_implementation="quantized")` asks for.
+
+    Args:
+        options: `nbits`, 4 (the default, as in Transformers) or 8, and nothing else: ours has no backends or groups.
+
+    Raises:
+        CacheError: for other options.
+    """
+    given = {"nbits": 4, **(options or {})}
+    bits = given.pop("nbits")
+    if given or bits not in (4, 8):
+        spelt = ", ".join(f"{name}={value!r}" for name, value in (options or {}).items())
+        raise CacheError(
+            f"the quantised cache of a twofold model takes nbits=4 or nbits=8 in cache_config, and nothing else; "
+            f"got {spelt}"
+        )
+    return f"int{bits}"
+
+
 def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
     """Makes a Transformers cache hold our layers, and returns their storage, one a layer.
 
@@ -140,7 +182,7 @@ def adopt_cache(cache: Any, spec: ModelConfig) -> list[LayerCache]:
     every cache that `generate` makes or a user passes stores one tensor a token where K = V.
 
     Args:
-        cache: A `DynamicCache`, a `StaticCache`, or one that was adopted before.
+        cache: A `DynamicCache`, a `StaticCache`, or one that `cache_for` made or that was adopted before.
         spec: The model that will fill it.
 
     Raises:
@@ -181,10 +223,14 @@ def _our_layers(cache: Cache) -> list[TwofoldCacheLayer] | None:
     return ours if ours and len(ours) == len(cache.layers) else None
 
 
+def _layer(spec: ModelConfig, index: int, *, capacity: int | None, dtype: str | None) -> TwofoldCacheLayer:
+    storage = LayerCache(window=spec.layer_sliding_window(index), capacity=capacity, dtype=dtype)
+    return TwofoldCacheLayer(storage, spec.layer_sharing(index).num_cached_tensors)
+
+
 def _adopted(layer: Any, spec: ModelConfig, index: int) -> TwofoldCacheLayer:
     capacity = layer.max_cache_len if isinstance(layer, StaticLayer) else None
-    storage = LayerCache(window=spec.layer_sliding_window(index), capacity=capacity)
-    adopted = TwofoldCacheLayer(storage, spec.layer_sharing(index).num_cached_tensors)
+    adopted = _layer(spec, index, capacity=capacity, dtype=None)
     adopted.record_past = getattr(layer, "record_past", False)
     return adopted
 
@@ -196,7 +242,7 @@ def _check_can_adopt(cache: Cache, spec: ModelConfig) -> None:
         if not isinstance(layer, CacheLayerMixin) or type(layer) not in _PLAIN_LAYERS:
             raise CacheError(
                 f"a twofold model cannot fill a {type(cache).__name__} with {type(layer).__name__}s; "
-                "use a DynamicCache or a StaticCache"
+                "use a DynamicCache, a StaticCache or twofold.hf.cache_for"
             )
         if int(layer.get_seq_length()) > 0:
             raise CacheError("the cache holds tokens that another model or an older version stored; pass a new one")

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from twofold.hf.cache import adopt_cache
+from twofold.hf.cache import adopt_cache, cache_for, quantized_dtype
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.inputs import read_attention_mask, read_documents
 from twofold.models import Decoder, initialize
@@ -261,8 +261,15 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):  # type: igno
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Adopts the cache before generation asks whether it can be compiled, or to keep what assistants take back."""
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        """Adopts the cache before generation asks whether it can be compiled, or to keep what assistants take back.
+
+        What Transformers calls the quantized cache is made here: its own stores floats besides, and needs a backend.
+        """
+        is_ours = generation_config.cache_implementation == "quantized" and generation_config.use_cache is not False
+        if is_ours and model_kwargs.get(CACHE_NAME) is None:
+            model_kwargs[CACHE_NAME] = cache_for(self, quantized_dtype(generation_config.cache_config))
+        else:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         cache = model_kwargs.get(CACHE_NAME)
         if cache is not None:
             adopt_cache(cache, self.config.spec)

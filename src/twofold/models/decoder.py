@@ -92,7 +92,7 @@ class Decoder(nn.Module):
             dtype: `int8` or `int4` to quantise what is stored; None to store what the model computes.
 
         Raises:
-            CacheError: for another dtype.
+            ConfigError: for another dtype.
         """
         return [
             LayerCache(window=self.config.layer_sliding_window(layer), capacity=capacity, dtype=dtype)

@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from twofold.cache import check_cache_dtype
 from twofold.cost import cache_bytes
 from twofold.data import PackedSequences, TextData, prepare_text
 from twofold.eval import Perplexity, measure_perplexity, sample_text
@@ -107,6 +109,7 @@ def evaluate_language_model(
     batch_size: int = 8,
     device: str | None = None,
     dtype: str | None = None,
+    cache_dtype: str | None = None,
 ) -> Perplexity:
     """Perplexity of a saved model over the held-out documents of a text.
 
@@ -116,12 +119,14 @@ def evaluate_language_model(
         batch_size: Sequences in one forward pass.
         device: `cuda`, `mps` or `cpu`; None for the best device of this machine.
         dtype: `float32`, `bfloat16` or `float16`; None for that of the weights.
+        cache_dtype: `int8` or `int4` to read keys and values as a cache of that type stores them.
 
     Raises:
         ConfigError: for a model without a tokenizer, a device that is not there, or an unknown dtype.
         DataError: for text that cannot be used, or that has changed since the run.
         RunFolderError: where there is no model.
     """
+    check_cache_dtype(cache_dtype)
     target, precision = resolve_device(device), resolve_dtype(dtype)
     folder = model_folder(model)
     loaded, tokenizer = load_model(folder)
@@ -139,7 +144,9 @@ def evaluate_language_model(
             f"the text {data.source} is no longer what {run.path} was trained on; name a text with --source"
         )
     validation = PackedSequences(text.validation, data.sequence_length, keep_partial=True)
-    return measure_perplexity(to_plain(loaded).to(device=target, dtype=precision), validation, batch_size)
+    module = to_plain(loaded).to(device=target, dtype=precision)
+    make_cache = None if cache_dtype is None else partial(module.decoder.make_cache, dtype=cache_dtype)
+    return measure_perplexity(module, validation, batch_size, make_cache=make_cache)
 
 
 def model_folder(path: Path) -> Path:
