@@ -1,0 +1,142 @@
+"""What the benchmark times, and the check that comes before."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from twofold.cost import DTYPE_BYTES, cache_bytes, count_parameters
+from twofold.spec import ConfigError, ModelConfig, TwofoldError
+
+GATE_PROMPT = 16
+GATE_TOKENS = 8
+"""The check decodes this many tokens after the prompt."""
+
+# Largest error of a logit, as a share of the largest logit, that rounding explains.
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "int8": 6e-2, "int4": 4e-1}
+
+
+class CorrectnessError(TwofoldError):
+    """A fast path that does not compute what it should; nothing is timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point that is measured."""
+
+    context: int
+    """Tokens in the cache before the first timed one; for prefill, tokens of the prompt."""
+    batch_size: int = 1
+    """Sequences together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes that one decoding step must move at least: each weight once, and the cache of the tokens before."""
+
+    weight_bytes: int
+    """Matrices and vectors that a step multiplies with; of tables that are looked up, nothing."""
+    cache_bytes: int
+    """What the cached tokens need, exactly."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weight_bytes + self.cache_bytes
+
+
+class Contender(Protocol):
+    """A model with a cache, and one or more ways to decode with it. It takes no memory before `build`."""
+
+    name: str
+    """What its rows are called."""
+    tolerance: float
+    """Largest error that `check` may find."""
+
+    def traffic(self, case: Case) -> Traffic:
+        """Bytes that a step must move, from formulas."""
+
+    def memory(self, case: Case) -> int:
+        """Bytes that it needs when built and filled, about."""
+
+    def build(self, longest: int) -> None:
+        """Makes the model, for sequences of up to `longest` tokens."""
+
+    def check(self) -> float:
+        """Largest error of decoded logits against one pass without a cache, as a share of the largest logit."""
+
+    def fill(self, case: Case) -> None:
+        """Fills the cache up to the context."""
+
+    def ways(self) -> Mapping[str, Callable[[int], None]]:
+        """Ways to decode, by name: each decodes so many tokens after the context and takes them back."""
+
+    def prefill(self, case: Case) -> None:
+        """Passes a prompt through the model, into a new cache, up to the logits of its last token."""
+
+    def close(self) -> None:
+        """Gives the memory back."""
+
+
+def check(contender: Contender) -> float:
+    """The contender's error, if rounding explains it.
+
+    Raises:
+        CorrectnessError: if not.
+    """
+    error = contender.check()
+    if not error <= contender.tolerance:  # NaN is no number that may pass
+        raise CorrectnessError(
+            f"{contender.name}: decoded logits are off by {error:.2g} of the largest one, "
+            f"more than the {contender.tolerance:.2g} that rounding explains; nothing was timed"
+        )
+    return error
+
+
+def relative_error(decoded: Tensor, expected: Tensor) -> float:
+    """Largest difference as a share of the largest expected number."""
+    return ((decoded - expected).abs().max() / expected.abs().max()).item()
+
+
+def step_traffic(
+    config: ModelConfig,
+    case: Case,
+    *,
+    weight_bytes: float | Fraction,
+    dtype: str,
+    cache_element: Fraction | None = None,
+) -> Traffic:
+    """What a step of a model moves, from its config.
+
+    Tables of tokens and positions are looked up row by row and count nothing; a token table that is the output matrix
+    too is multiplied with and counts.
+
+    Args:
+        config: The model.
+        case: Context and batch size.
+        weight_bytes: Bytes of one weight.
+        dtype: Type of the cached elements.
+        cache_element: Bytes of one cached element where that is none of torch's types.
+    """
+    count = count_parameters(config)
+    read = count.total - count.positions - (0 if config.tie_word_embeddings else count.embedding)
+    if cache_element is None:
+        cache = cache_bytes(config, case.context, dtype, case.batch_size).total
+    else:
+        cache = int(cache_bytes(config, case.context, "float32", case.batch_size).total / 4 * cache_element)
+    return Traffic(weight_bytes=int(read * weight_bytes), cache_bytes=cache)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """A type that models are measured in.
+
+    Raises:
+        ConfigError: for another name.
+    """
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype '{name}' is unknown. Use one of {', '.join(DTYPE_BYTES)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
