@@ -1,6 +1,39 @@
-"""Measured speed and memory: correctness first, then interleaved rounds, with median and spread."""
+"""Measured speed and memory: correctness first, then interleaved rounds, with median and spread.
 
-from twofold.bench.decode import CorrectnessError, DecodeCase, measure_decode, read_bandwidth
-from twofold.bench.memory import peak_decode_memory
+A contender is a model with a cache, ours or another library's. The runner checks it, fills its cache and times it in
+turn with the others.
+"""
 
-__all__ = ["CorrectnessError", "DecodeCase", "measure_decode", "peak_decode_memory", "read_bandwidth"]
+from twofold.bench.contender import Case, Contender, CorrectnessError, Traffic
+from twofold.bench.decode import DecodeCase, measure_decode, read_bandwidth
+from twofold.bench.generation import Transformers, Twofold
+from twofold.bench.memory import available_memory, peak_decode_memory
+from twofold.bench.peers import PEERS, make_peer, missing_packages
+from twofold.bench.results import Table, measured_record, measured_tables, write_result
+from twofold.bench.runner import Measured, Row, Spread, Task, measure
+
+__all__ = [
+    "PEERS",
+    "Case",
+    "Contender",
+    "CorrectnessError",
+    "DecodeCase",
+    "Measured",
+    "Row",
+    "Spread",
+    "Table",
+    "Task",
+    "Traffic",
+    "Transformers",
+    "Twofold",
+    "available_memory",
+    "make_peer",
+    "measure",
+    "measure_decode",
+    "measured_record",
+    "measured_tables",
+    "missing_packages",
+    "peak_decode_memory",
+    "read_bandwidth",
+    "write_result",
+]

@@ -9,19 +9,16 @@ from typing import Any
 import torch
 
 from twofold.attention import AttentionContext
+from twofold.bench.contender import CorrectnessError
 from twofold.cache import LayerCache
 from twofold.kernels import implementation, instruction_set
 from twofold.models import LanguageModel
-from twofold.spec import ConfigError, ModelConfig, TwofoldError
+from twofold.spec import ConfigError, ModelConfig
 
 _GATE_TOKENS = 24
 _GATE_TOLERANCE = 1e-4
 _FILL_TOKENS = 1_024
 _STEPS = 12
-
-
-class CorrectnessError(TwofoldError):
-    """A fast path that does not compute what it should; nothing is timed."""
 
 
 class DecodeCase:

@@ -31,6 +31,7 @@ class GenerateContender:
         dtype: Type of weights and cache.
     """
 
+    max_batch_size: int | None = None
     cache_names: tuple[str, ...] = ("generate",)
 
     def __init__(self, name: str, config: ModelConfig, dtype: str) -> None:
@@ -119,14 +120,11 @@ class GenerateContender:
 
     @torch.no_grad()
     def _generate(self, prompt: torch.Tensor, cache: Any, num_tokens: int, **options: Any) -> Any:
-        return self.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            past_key_values=cache,
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            **options,
-        )
+        from twofold.hf import CACHE_NAME
+
+        mask = torch.ones_like(prompt)
+        options |= {CACHE_NAME: cache, "max_new_tokens": num_tokens, "do_sample": False}
+        return self.model.generate(prompt, attention_mask=mask, **options)
 
 
 class Twofold(GenerateContender):
@@ -234,6 +232,8 @@ class Transformers(GenerateContender):
                 n_layer=config.num_hidden_layers,
                 n_head=config.num_attention_heads,
                 n_inner=config.intermediate_size,
+                bos_token_id=None,
+                eos_token_id=None,
             )
             return transformers.GPT2LMHeadModel(shape)
         return transformers.LlamaForCausalLM(
@@ -245,6 +245,8 @@ class Transformers(GenerateContender):
                 num_attention_heads=config.num_attention_heads,
                 max_position_embeddings=longest,
                 tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=None,
             )
         )
 

@@ -29,6 +29,8 @@ class LlamaCpp:
         threads: Threads.
     """
 
+    max_batch_size = 1
+
     def __init__(self, kind: str, config: ModelConfig, threads: int) -> None:
         self.name, self.kind, self.config = f"llama.cpp-{kind}", kind, peer_shape(config, gated=False)
         self.tolerance = _TOLERANCE[kind]
@@ -85,8 +87,6 @@ class LlamaCpp:
         """
         import llama_cpp as lib
 
-        if case.batch_size != 1:
-            raise ConfigError(f"{self.name} is measured with batch size 1 only; leave it out, or --batch-size {case}")
         self._open(case.context)
         piece = min(_FILL_TOKENS, case.context)
         self._decode([0] * piece, 0)

@@ -25,6 +25,15 @@ def peak_decode_memory(config: ModelConfig, context: int, batch_size: int = 1) -
     return _peak_rss() - before
 
 
+def available_memory() -> int | None:
+    """Bytes that new data may take: nine tenths of what the system has left, or None where it does not say."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    line = next(line for line in meminfo.read_text(encoding="utf-8").splitlines() if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) * 1024 * 9 // 10
+
+
 def _peak_rss() -> int:
     """Largest resident size of this program so far, in bytes."""
     status = Path("/proc/self/status")

@@ -1,60 +1,178 @@
-"""`twofold bench`: speed measured on this machine."""
+"""`twofold bench`: speed and memory measured on this machine."""
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model, variants_of
-from twofold.cli.output import print_json, print_table
+from twofold.cli.output import print_json_line, print_table
+from twofold.spec import ModelConfig
 
-bench = typer.Typer(no_args_is_help=True, help="Speed measured on this machine, gated on correctness.")
+if TYPE_CHECKING:
+    from twofold.bench import Contender, Table, Task
+
+bench = typer.Typer(no_args_is_help=True, help="Speed and memory measured on this machine, gated on correctness.")
+
+VariantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant", metavar="NAME", help="A variant. Repeatable. Default: the model as it is and the paper's eight."
+    ),
+]
+ContextOption = Annotated[
+    list[int] | None, typer.Option("--context", min=1, metavar="TOKENS", help="Tokens in the cache. Repeatable. [4096]")
+]
+BatchOption = Annotated[
+    list[int] | None, typer.Option("--batch-size", min=1, help="Sequences together. Repeatable. [1]")
+]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", metavar="NAME", help="Weights and cache: float32, bfloat16 or float16.")
+]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads. With one, CPU time decides.")]
+PeersOption = Annotated[bool, typer.Option("--peers", help="Beside all the other libraries that are installed.")]
+PeerOption = Annotated[
+    list[str] | None, typer.Option("--peer", metavar="NAME", help="Beside one other library. Repeatable.")
+]
+RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Rounds, all contenders in turn in each.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Write the tables as Markdown, and FILE.json beside it.")
+]
 
 
 @bench.callback()
 def _bench() -> None:
-    """Speed measured on this machine, gated on correctness."""
+    """Speed and memory measured on this machine, gated on correctness."""
 
 
-@bench.command(epilog="Example: twofold bench decode --preset gpt-tiny --context 16384")
+@bench.command(epilog="Example: twofold bench decode --preset gpt-small --variant QKV --variant Q-K=V --peers")
 def decode(
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A variant. Repeatable. Default: the model as it is and the paper's eight."),
-    ] = None,
-    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in the cache.")] = 4_096,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds, all variants in turn in each.")] = 7,
+    variant: VariantOption = None,
+    context: ContextOption = None,
+    batch_size: BatchOption = None,
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    peers: PeersOption = False,
+    peer: PeerOption = None,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each round decodes.")] = 8,
+    repeats: RepeatsOption = 5,
+    output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Time of one decoding step on the CPU in float32 on one thread, untrained models, all variants interleaved."""
+    """Time of one token through `generate` on the CPU, untrained models, all in turn. The last line printed is JSON."""
     model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
+    names = _peers(peers, peer)
+    contenders = _contenders(model, variants_of(model, variant), names, dtype, threads)
+    _measure("decode", model, contenders, context, batch_size, dtype, threads, repeats, output, json, new_tokens)
 
+
+@bench.command(epilog="Example: twofold bench prefill --preset gpt-small --variant QKV --variant Q-K=V --peers")
+def prefill(
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    variant: VariantOption = None,
+    context: ContextOption = None,
+    batch_size: BatchOption = None,
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    peers: PeersOption = False,
+    peer: PeerOption = None,
+    repeats: RepeatsOption = 3,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Time of a prompt up to its first new token on the CPU, untrained models, all in turn. The last line is JSON."""
+    model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
+    names = _peers(peers, peer)
+    contenders = _contenders(model, variants_of(model, variant), names, dtype, threads)
+    _measure("prefill", model, contenders, context, batch_size, dtype, threads, repeats, output, json, 1)
+
+
+def _peers(every: bool, names: Sequence[str] | None) -> list[str]:
+    """Peers that were asked for and are installed; standard error says what others need."""
+    from twofold.bench import PEERS, missing_packages
+
+    wanted = list(dict.fromkeys([*(PEERS if every else ()), *(names or ())]))
+    installed = []
+    for name in wanted:
+        missing = missing_packages(name)
+        if missing:
+            print(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}", file=sys.stderr)
+        else:
+            installed.append(name)
+    return installed
+
+
+def _contenders(
+    model: ModelConfig, variants: dict[str, ModelConfig], peers: Sequence[str], dtype: str, threads: int
+) -> "list[Contender]":
+    from twofold.bench import Twofold, make_peer
+
+    ours: list[Twofold] = []
+    for name, config in variants.items():
+        ours.append(Twofold(name, config, dtype, like=ours[0] if ours else None))
+    return [*ours, *(make_peer(name, model, dtype, threads) for name in peers)]
+
+
+def _measure(
+    task: "Task",
+    model: ModelConfig,
+    contenders: "Sequence[Contender]",
+    contexts: Sequence[int] | None,
+    batch_sizes: Sequence[int] | None,
+    dtype: str,
+    threads: int,
+    repeats: int,
+    output: Path | None,
+    json: bool,
+    new_tokens: int,
+) -> None:
     import torch
 
-    from twofold.bench import measure_decode
-    from twofold.cost import format_bytes
+    from twofold.bench import Case, available_memory, measure, measured_record, measured_tables
 
-    torch.set_num_threads(1)
-    result = measure_decode(variants_of(model, variant), context=context, batch_size=batch_size, repeats=repeats)
-    if json:
-        print_json(result)
-        return
-    rows = [
-        [
-            name,
-            f"{row['milliseconds_per_token']['median']:.2f}",
-            f"{row['milliseconds_per_token']['low']:.2f}-{row['milliseconds_per_token']['high']:.2f}",
-            f"{row['tokens_per_second']['median']:.0f}",
-            format_bytes(row["cache_bytes_used"]),
-        ]
-        for name, row in result["variants"].items()
+    torch.set_num_threads(threads)
+    cases = [
+        Case(context=context, batch_size=batch_size)
+        for batch_size in batch_sizes or [1]
+        for context in contexts or [4_096]
     ]
-    print_table(
-        f"Decoding at {context:,} tokens of context, batch {batch_size}, float32, {result['threads']} thread",
-        ["variant", "ms/token", "lowest-highest", "tokens/s", "cache"],
-        rows,
-        [f"{result['attention']}; this machine reads {result['read_bandwidth_gb_s']:.1f} GB/s (10^9 bytes)"],
+    measured = measure(
+        contenders,
+        cases,
+        task=task,
+        new_tokens=new_tokens,
+        rounds=repeats,
+        memory_bytes=available_memory(),
+        say=_say,
     )
+    _show(measured_tables(measured, dtype), measured_record(measured, model, {"dtype": dtype}), output, json)
+
+
+def _show(tables: "Sequence[Table]", record: dict[str, Any], output: Path | None, json: bool) -> None:
+    """Tables, the file, and in the end one line of JSON."""
+    if output is not None:
+        from twofold.bench import write_result
+
+        write_result(output, _command(), tables, record)
+    if not json:
+        for table in tables:
+            print_table(table.title, table.columns, table.rows, table.notes)
+            print()
+    print_json_line(record)
+
+
+def _command() -> str:
+    import shlex
+
+    return shlex.join(["twofold", *sys.argv[1:]])
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

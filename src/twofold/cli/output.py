@@ -12,6 +12,11 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, allow_nan=False))
 
 
+def print_json_line(data: Any) -> None:
+    """Prints plain data as one line of JSON, which programs find last on standard output."""
+    print(json.dumps(data, allow_nan=False))
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
     """Prints a table whose first column is text and whose other columns are figures, aligned to the right.
 
