@@ -136,11 +136,20 @@ class Twofold(GenerateContender):
         dtype: Type of weights and cache.
         like: A contender, built before, whose weights of equal shape this one uses too. What a step costs does not
             depend on their values, and models that would not fit in memory together do then.
+        capacity: Tokens for which the cache takes memory at once; None to grow.
     """
 
-    def __init__(self, name: str, config: ModelConfig, dtype: str, like: "Twofold | None" = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        dtype: str,
+        *,
+        like: "Twofold | None" = None,
+        capacity: int | None = None,
+    ) -> None:
         super().__init__(name, config, dtype)
-        self._like = like
+        self._like, self._capacity = like, capacity
 
     def memory(self, case: Case) -> int:
         """Weights of its own, and the cache."""
@@ -160,11 +169,13 @@ class Twofold(GenerateContender):
 
     def make_cache(self, name: str) -> Any:
         """The cache that our model fills."""
-        from transformers import DynamicCache
+        from transformers import DynamicCache, StaticCache
 
         from twofold.hf import adopt_cache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
+        if self._capacity is not None:
+            cache = StaticCache(config=self.model.config, max_cache_len=self._capacity)
         for layer in adopt_cache(cache, self.model.spec):
             layer.rewind = self.longest if layer.window is not None else 0  # the timed tokens are taken back
         return cache

@@ -1,10 +1,134 @@
-"""Peak memory of a decoding process."""
+"""Peak memory of a decoding process, and what it is made of."""
 
+import multiprocessing
 import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from twofold.bench.contender import Case
 from twofold.bench.decode import DecodeCase
-from twofold.spec import ModelConfig
+from twofold.bench.generation import Twofold
+from twofold.cost import cache_bytes, unshared_baseline
+from twofold.spec import ConfigError, ModelConfig
+
+REST_LIMIT = 200 * 2**20
+"""Bytes that a generation may need beside weights and cache."""
+REST_SPREAD = 16 * 2**20
+"""Bytes by which what it needs beside them may differ between variants."""
+USERS_MEMORY, USERS_TOKENS = 4 * 2**30, 4_096
+"""The question of how many users fit."""
+
+_NEW_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Peak memory of one generation, in bytes: program + weights + cache + rest."""
+
+    contender: str
+    """The variant."""
+    cache: str
+    """`growing`, or `fixed`: taken at once, as a StaticCache does."""
+    context: int
+    """Tokens in the cache at the end."""
+    batch_size: int
+    """Sequences together."""
+    peak: int
+    """Largest resident size of the process."""
+    program: int
+    """What was resident before the model was built: Python, torch, Transformers and what a first call leaves."""
+    weight_bytes: int
+    """The model's parameters."""
+    cache_bytes: int
+    """What the tokens need in the cache, by the formula."""
+    unshared_bytes: int
+    """What they would need in the same model with three projections and multi-head attention."""
+
+    @property
+    def rest(self) -> int:
+        """What is explained by neither."""
+        return self.peak - self.program - self.weight_bytes - self.cache_bytes
+
+
+def measure_memory(
+    configs: Mapping[str, ModelConfig],
+    context: int,
+    *,
+    batch_size: int = 1,
+    dtype: str = "float32",
+    threads: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[PeakMemory]:
+    """Peak memory of a generation with each model, each in a fresh process, with a growing and a fixed cache.
+
+    Args:
+        configs: Models by name.
+        context: Tokens in the cache at the end.
+        batch_size: Sequences together.
+        dtype: Type of weights and cache.
+        threads: Threads.
+        say: Called with a line of progress.
+
+    Raises:
+        ConfigError: for a context that is too short to generate in.
+    """
+    if context <= _NEW_TOKENS:
+        raise ConfigError(f"memory is measured over a generation of {_NEW_TOKENS} tokens; --context must be larger")
+    measured = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        for name, config in configs.items():
+            for fixed in (False, True):
+                say(f"peak memory of {name}, cache {'fixed' if fixed else 'growing'}, in a process of its own")
+                case = Case(context=context, batch_size=batch_size)
+                measured.append(pool.submit(generation_memory, name, config, case, dtype, fixed, threads).result())
+    return measured
+
+
+def generation_memory(
+    name: str, config: ModelConfig, case: Case, dtype: str, fixed: bool, threads: int
+) -> PeakMemory:
+    """Peak memory of this process while a model generates the last few tokens of a context.
+
+    The cache is filled in pieces, as a prompt that is passed in pieces fills it, so what growing needs is counted.
+    Call it in a fresh process: memory that was freed before would hide what is needed now.
+    """
+    torch.set_num_threads(threads)
+    small = replace(config, hidden_size=8 * config.num_attention_heads, num_hidden_layers=1, head_dim=None)
+    small = replace(small, vocab_size=64, intermediate_size=64, qk_rope_head_dim=None)
+    _generate(small, Case(context=2 * _NEW_TOKENS), dtype, fixed)  # what the first call of everything leaves
+    program = _resident("VmRSS")
+    weight_bytes = _generate(config, case, dtype, fixed)
+    return PeakMemory(
+        contender=name,
+        cache="fixed" if fixed else "growing",
+        context=case.context,
+        batch_size=case.batch_size,
+        peak=_peak_rss(),
+        program=program,
+        weight_bytes=weight_bytes,
+        cache_bytes=cache_bytes(config, case.context, dtype, case.batch_size).total,
+        unshared_bytes=cache_bytes(unshared_baseline(config), case.context, dtype, case.batch_size).total,
+    )
+
+
+def users(config: ModelConfig, dtype: str) -> int:
+    """How many sequences of `USERS_TOKENS` tokens have their cache in `USERS_MEMORY` bytes."""
+    return USERS_MEMORY // cache_bytes(config, USERS_TOKENS, dtype).total
+
+
+def _generate(config: ModelConfig, case: Case, dtype: str, fixed: bool) -> int:
+    """Builds, fills, generates; returns the bytes of the model's parameters."""
+    contender = Twofold("memory", config, dtype, capacity=case.context if fixed else None)
+    contender.build(case.context)
+    _reset_peak()  # random weights are made twice where input and output share them; loading does not do that
+    contender.fill(Case(context=case.context - _NEW_TOKENS, batch_size=case.batch_size))
+    contender.ways()["generate"](_NEW_TOKENS)
+    return sum(parameter.nbytes for parameter in contender.model.parameters())
 
 
 def peak_decode_memory(config: ModelConfig, context: int, batch_size: int = 1) -> int:
@@ -36,11 +160,26 @@ def available_memory() -> int | None:
 
 def _peak_rss() -> int:
     """Largest resident size of this program so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage counts what the parent had before it started this program
-        line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
+    if Path("/proc/self/status").exists():  # getrusage counts what the parent had before it started this program
+        return _resident("VmHWM")
     import resource  # Unix only
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _resident(field: str) -> int:
+    """Resident bytes now (VmRSS) or at most (VmHWM); where there is no /proc, the most there was, for both."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return _peak_rss()
+    line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def _reset_peak() -> None:
+    """Lets the largest size count from now on, where Linux allows it; elsewhere importing may have needed more."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        pass
