@@ -34,6 +34,9 @@ class LlamaCpp:
     def __init__(self, kind: str, config: ModelConfig, threads: int) -> None:
         self.name, self.kind, self.config = f"llama.cpp-{kind}", kind, peer_shape(config, gated=False)
         self.tolerance = _TOLERANCE[kind]
+        width = config.hidden_size // config.num_attention_heads
+        if kind == "q8_0" and width % 32:
+            raise ConfigError(f"{self.name}: it takes heads whose width is a multiple of 32; this model's is {width}")
         self._threads = threads
         self._model: Any = None
         self._context: Any = None
@@ -66,7 +69,7 @@ class LlamaCpp:
             write_gpt2(self._reference, path, self.kind)
             self._model = lib.llama_model_load_from_file(str(path).encode(), parameters)
         if not self._model:
-            raise ConfigError(f"llama.cpp cannot load a model of this shape as {self.kind}; leave {self.name} out")
+            raise ConfigError(f"{self.name} does not load a model of this shape; leave it out")
 
     def check(self) -> float:
         """Logits that llama.cpp decodes, beside those of Transformers' model with the weights that it was given."""
@@ -146,7 +149,7 @@ class LlamaCpp:
         parameters.flash_attn_type = flash  # elsewhere it was slower on CPUs
         self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
-            raise ConfigError(f"llama.cpp has no memory for a cache of {num_tokens} tokens; take a smaller --context")
+            raise ConfigError(f"{self.name} makes no cache of {num_tokens} tokens for this shape; leave it out")
 
     def _decode_tokens(self, num_tokens: int) -> None:
         import llama_cpp as lib

@@ -1,7 +1,7 @@
 """`twofold bench`: speed and memory measured on this machine."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +9,7 @@ import typer
 
 from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model, variants_of
 from twofold.cli.output import print_json_line, print_table
-from twofold.spec import ModelConfig
+from twofold.spec import ConfigError, ModelConfig
 
 if TYPE_CHECKING:
     from twofold.bench import Contender, Table, Task
@@ -66,8 +66,7 @@ def decode(
 ) -> None:
     """Time of one token through `generate` on the CPU, untrained models, all in turn. The last line printed is JSON."""
     model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
-    names = _peers(peers, peer)
-    contenders = _contenders(model, variants_of(model, variant), names, dtype, threads)
+    contenders = _contenders(model, variants_of(model, variant), _wanted(peers, peer), dtype, threads)
     _measure("decode", model, contenders, context, batch_size, dtype, threads, repeats, output, json, new_tokens)
 
 
@@ -89,35 +88,39 @@ def prefill(
 ) -> None:
     """Time of a prompt up to its first new token on the CPU, untrained models, all in turn. The last line is JSON."""
     model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
-    names = _peers(peers, peer)
-    contenders = _contenders(model, variants_of(model, variant), names, dtype, threads)
+    contenders = _contenders(model, variants_of(model, variant), _wanted(peers, peer), dtype, threads)
     _measure("prefill", model, contenders, context, batch_size, dtype, threads, repeats, output, json, 1)
 
 
-def _peers(every: bool, names: Sequence[str] | None) -> list[str]:
-    """Peers that were asked for and are installed; standard error says what others need."""
-    from twofold.bench import PEERS, missing_packages
+def _wanted(every: bool, names: Sequence[str] | None) -> list[str]:
+    """Peers that were asked for, each once."""
+    from twofold.bench import PEERS
 
-    wanted = list(dict.fromkeys([*(PEERS if every else ()), *(names or ())]))
-    installed = []
-    for name in wanted:
-        missing = missing_packages(name)
-        if missing:
-            print(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}", file=sys.stderr)
-        else:
-            installed.append(name)
-    return installed
+    return list(dict.fromkeys([*(PEERS if every else ()), *(names or ())]))
 
 
 def _contenders(
-    model: ModelConfig, variants: dict[str, ModelConfig], peers: Sequence[str], dtype: str, threads: int
+    model: ModelConfig, variants: Mapping[str, ModelConfig], peers: Sequence[str], dtype: str, threads: int
 ) -> "list[Contender]":
-    from twofold.bench import Twofold, make_peer
+    """Ours, and the peers that this machine and this shape allow; standard error names the others."""
+    from twofold.bench import Twofold, make_peer, missing_packages
 
-    ours: list[Twofold] = []
+    contenders: list[Contender] = []
+    first: Twofold | None = None
     for name, config in variants.items():
-        ours.append(Twofold(name, config, dtype, like=ours[0] if ours else None))
-    return [*ours, *(make_peer(name, model, dtype, threads) for name in peers)]
+        ours = Twofold(name, config, dtype, like=first)
+        first = first or ours
+        contenders.append(ours)
+    for name in peers:
+        missing = missing_packages(name)
+        if missing:
+            print(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}", file=sys.stderr)
+            continue
+        try:
+            contenders.append(make_peer(name, model, dtype, threads))
+        except ConfigError as error:
+            print(f"twofold: left out {error}", file=sys.stderr)
+    return contenders
 
 
 def _measure(
