@@ -7,9 +7,9 @@ turn with the others.
 from twofold.bench.contender import Case, Contender, CorrectnessError, Traffic
 from twofold.bench.decode import DecodeCase, measure_decode, read_bandwidth
 from twofold.bench.generation import Transformers, Twofold
-from twofold.bench.memory import available_memory, peak_decode_memory
+from twofold.bench.memory import PeakMemory, available_memory, measure_memory, peak_decode_memory, users
 from twofold.bench.peers import PEERS, make_peer, missing_packages
-from twofold.bench.results import Table, measured_record, measured_tables, write_result
+from twofold.bench.results import Table, measured_record, measured_tables, memory_record, memory_tables, write_result
 from twofold.bench.runner import Measured, Row, Spread, Task, measure
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "CorrectnessError",
     "DecodeCase",
     "Measured",
+    "PeakMemory",
     "Row",
     "Spread",
     "Table",
@@ -30,10 +31,14 @@ __all__ = [
     "make_peer",
     "measure",
     "measure_decode",
+    "measure_memory",
     "measured_record",
     "measured_tables",
+    "memory_record",
+    "memory_tables",
     "missing_packages",
     "peak_decode_memory",
     "read_bandwidth",
+    "users",
     "write_result",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Traffic:
         return self.weight_bytes + self.cache_bytes
 
 
+@runtime_checkable  # the tests check annotations
 class Contender(Protocol):
     """A model with a cache, and one or more ways to decode with it. It takes no memory before `build`."""
 
@@ -107,7 +108,7 @@ def step_traffic(
     config: ModelConfig,
     case: Case,
     *,
-    weight_bytes: float | Fraction,
+    weight_bytes: int | Fraction,
     dtype: str,
     cache_element: Fraction | None = None,
 ) -> Traffic:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from twofold.bench.contender import (
 from twofold.cost import DTYPE_BYTES, unshared_baseline
 from twofold.spec import ConfigError, ModelConfig
 
-_FILL_TOKENS = 1_024
+_FILL_TOKENS = 128  # few, so that what the memory allocator keeps of each piece does not add up
 
 
 class GenerateContender:
@@ -90,7 +91,7 @@ class GenerateContender:
 
     def ways(self) -> Mapping[str, Callable[[int], None]]:
         """One way for each kind of cache."""
-        return {name: lambda num_tokens, name=name: self._decode(name, num_tokens) for name in self.cache_names}
+        return {name: partial(self._decode, name) for name in self.cache_names}
 
     @torch.no_grad()
     def prefill(self, case: Case) -> None:
@@ -167,7 +168,7 @@ class Twofold(GenerateContender):
             _share_weights(model, self._like.model)
         return model
 
-    def make_cache(self, name: str) -> Any:
+    def make_cache(self, name: str) -> Any:  # noqa: ARG002 - there is one kind
         """The cache that our model fills."""
         from transformers import DynamicCache, StaticCache
 
@@ -235,6 +236,7 @@ class Transformers(GenerateContender):
         import transformers
 
         config = self.config
+        assert config.intermediate_size is not None
         if self._family == "gpt2":
             shape = transformers.GPT2Config(
                 vocab_size=config.vocab_size,

@@ -1,9 +1,10 @@
-"""llama.cpp as a contender: GPT-2 of the same shape, written as GGUF and driven through llama-cpp-python's C interface."""
+"""llama.cpp as a contender: GPT-2 of the same shape, written as GGUF, driven through llama-cpp-python."""
 
 import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,19 @@ class LlamaCpp:
         threads: Threads.
     """
 
-    max_batch_size = 1
+    max_batch_size: int | None = 1  # several sequences in one cache would each pay for all of it
 
     def __init__(self, kind: str, config: ModelConfig, threads: int) -> None:
         self.name, self.kind, self.config = f"llama.cpp-{kind}", kind, peer_shape(config, gated=False)
         self.tolerance = _TOLERANCE[kind]
-        width = config.hidden_size // config.num_attention_heads
-        if kind == "q8_0" and width % 32:
-            raise ConfigError(f"{self.name}: it takes heads whose width is a multiple of 32; this model's is {width}")
+        inner = self.config.intermediate_size
+        widths = (config.hidden_size // config.num_attention_heads, config.hidden_size, inner)
+        if kind == "q8_0" and any(width is None or width % 32 for width in widths):
+            head, hidden, inner = widths
+            raise ConfigError(
+                f"{self.name}: widths of head, model and MLP must be multiples of 32; "
+                f"this model has {head}, {hidden} and {inner}"
+            )
         self._threads = threads
         self._model: Any = None
         self._context: Any = None
@@ -60,7 +66,7 @@ class LlamaCpp:
         maker = Transformers("gpt2", self.config, "float32")
         maker.build(longest)
         self._reference = maker.model
-        _silence(lib)
+        _silence()
         lib.llama_backend_init()
         parameters = lib.llama_model_default_params()
         parameters.load_mode = lib.LLAMA_LOAD_MODE_NONE  # read, not mapped: the file goes at once
@@ -238,11 +244,14 @@ def _gpt2_tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     return tensors
 
 
-def _silence(lib: Any) -> None:
-    """llama.cpp writes pages to standard error; its failures reach us as return values."""
-    global _LOG_CALLBACK
-    _LOG_CALLBACK = lib.llama_log_callback(lambda *_: None)  # C keeps the pointer only
-    lib.llama_log_set(_LOG_CALLBACK, ctypes.c_void_p(0))
+@cache
+def _silence() -> Any:
+    """llama.cpp writes pages to standard error; its failures reach us as return values.
 
+    Returns the function that it calls instead, which lives as long as the cache of this one: C keeps a bare pointer.
+    """
+    import llama_cpp as lib
 
-_LOG_CALLBACK: Any = None
+    silent = lib.llama_log_callback(lambda *_: None)
+    lib.llama_log_set(silent, ctypes.c_void_p(0))
+    return silent

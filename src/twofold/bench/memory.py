@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,9 +57,8 @@ class PeakMemory:
 
 def measure_memory(
     configs: Mapping[str, ModelConfig],
-    context: int,
+    case: Case,
     *,
-    batch_size: int = 1,
     dtype: str = "float32",
     threads: int = 1,
     say: Callable[[str], None] = lambda _: None,
@@ -67,8 +67,7 @@ def measure_memory(
 
     Args:
         configs: Models by name.
-        context: Tokens in the cache at the end.
-        batch_size: Sequences together.
+        case: Tokens in the cache at the end, and sequences together.
         dtype: Type of weights and cache.
         threads: Threads.
         say: Called with a line of progress.
@@ -76,7 +75,7 @@ def measure_memory(
     Raises:
         ConfigError: for a context that is too short to generate in.
     """
-    if context <= _NEW_TOKENS:
+    if case.context <= _NEW_TOKENS:
         raise ConfigError(f"memory is measured over a generation of {_NEW_TOKENS} tokens; --context must be larger")
     measured = []
     spawn = multiprocessing.get_context("spawn")
@@ -84,14 +83,11 @@ def measure_memory(
         for name, config in configs.items():
             for fixed in (False, True):
                 say(f"peak memory of {name}, cache {'fixed' if fixed else 'growing'}, in a process of its own")
-                case = Case(context=context, batch_size=batch_size)
                 measured.append(pool.submit(generation_memory, name, config, case, dtype, fixed, threads).result())
     return measured
 
 
-def generation_memory(
-    name: str, config: ModelConfig, case: Case, dtype: str, fixed: bool, threads: int
-) -> PeakMemory:
+def generation_memory(name: str, config: ModelConfig, case: Case, dtype: str, fixed: bool, threads: int) -> PeakMemory:
     """Peak memory of this process while a model generates the last few tokens of a context.
 
     The cache is filled in pieces, as a prompt that is passed in pieces fills it, so what growing needs is counted.
@@ -179,7 +175,5 @@ def _resident(field: str) -> int:
 
 def _reset_peak() -> None:
     """Lets the largest size count from now on, where Linux allows it; elsewhere importing may have needed more."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        pass

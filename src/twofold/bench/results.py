@@ -2,15 +2,24 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from twofold.bench.memory import (
+    REST_LIMIT,
+    REST_SPREAD,
+    USERS_MEMORY,
+    USERS_TOKENS,
+    PeakMemory,
+    users,
+)
 from twofold.bench.peers import PEERS
 from twofold.bench.runner import Measured, Row, Spread
-from twofold.cost import format_bytes
+from twofold.cost import cache_bytes, format_bytes, format_percent
 from twofold.kernels import describe
 from twofold.records import cpu_name, describe_environment, num_cores
 from twofold.spec import ModelConfig, encode
@@ -39,6 +48,61 @@ def measured_record(measured: Measured, config: ModelConfig, settings: Mapping[s
         settings: What else was asked for: the dtype and so on.
     """
     return {**settings, **asdict(measured), **surroundings(config)}
+
+
+def memory_record(
+    peaks: Sequence[PeakMemory], config: ModelConfig, variants: Mapping[str, ModelConfig], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Peaks as plain data, with machine and versions; see `measured_record`."""
+    return {
+        **settings,
+        "task": "memory",
+        "rows": [{**asdict(peak), "rest": peak.rest} for peak in peaks],
+        "users": {name: users(variant, str(settings["dtype"])) for name, variant in variants.items()},
+        "rest_limit": REST_LIMIT,
+        "rest_spread_limit": REST_SPREAD,
+        **surroundings(config),
+    }
+
+
+def memory_tables(peaks: Sequence[PeakMemory], variants: Mapping[str, ModelConfig], dtype: str) -> list[Table]:
+    """What peaks are made of, for each context and batch size; then how many users fit."""
+    tables = []
+    for context, batch_size in dict.fromkeys((peak.context, peak.batch_size) for peak in peaks):
+        chosen = [peak for peak in peaks if (peak.context, peak.batch_size) == (context, batch_size)]
+        tables.append(
+            Table(
+                title=f"Peak memory of a generation up to {context:,} tokens, batch {batch_size}, {dtype}",
+                columns=("variant", "cache", "peak", "program", "weights", "exact cache", "rest", "cache saved"),
+                rows=tuple(_memory_cells(peak) for peak in chosen),
+                notes=tuple(_judge(chosen)),
+            )
+        )
+    memory, tokens = format_bytes(USERS_MEMORY), f"{USERS_TOKENS:,}"
+    rows = tuple(
+        (name, format_bytes(cache_bytes(variant, USERS_TOKENS, dtype).total), f"{users(variant, dtype):,}")
+        for name, variant in variants.items()
+    )
+    title = f"Users whose cache of {tokens} tokens fits in {memory}, {dtype}: arithmetic"
+    return [*tables, Table(title=title, columns=("variant", "cache of one", "users"), rows=rows)]
+
+
+def _memory_cells(peak: PeakMemory) -> tuple[str, ...]:
+    sizes = (peak.peak, peak.program, peak.weight_bytes, peak.cache_bytes, peak.rest)
+    saved = format_percent(1 - Fraction(peak.cache_bytes, peak.unshared_bytes))
+    return (peak.contender, peak.cache, *(f"{size / 2**20:,.1f} MiB" for size in sizes), saved)
+
+
+def _judge(peaks: Sequence[PeakMemory]) -> Iterator[str]:
+    """Whether weights and cache explain the peaks."""
+    for kind in dict.fromkeys(peak.cache for peak in peaks):
+        rests = [peak.rest for peak in peaks if peak.cache == kind]
+        most, apart = max(rests), max(rests) - min(rests)
+        verdict = "met" if most <= REST_LIMIT and apart <= REST_SPREAD else "NOT met"
+        yield (
+            f"{kind} cache: the rest is {most / 2**20:.0f} MiB at most and differs by {apart / 2**20:.0f} MiB; "
+            f"{REST_LIMIT >> 20} and {REST_SPREAD >> 20} MiB are allowed: {verdict}."
+        )
 
 
 def surroundings(config: ModelConfig) -> dict[str, Any]:

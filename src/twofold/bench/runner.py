@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -144,9 +145,7 @@ def measure(
     )
 
 
-def fit(
-    contenders: Sequence[Contender], cases: Sequence[Case], memory_bytes: int | None
-) -> list[list[Contender]]:
+def fit(contenders: Sequence[Contender], cases: Sequence[Case], memory_bytes: int | None) -> list[list[Contender]]:
     """Contenders in groups that fit in memory together, in order, each as full as it can be."""
     groups: list[list[Contender]] = []
     used = 0
@@ -189,12 +188,12 @@ def _calls(
 ) -> Iterator[tuple[tuple[Contender, str], Callable[[], None]]]:
     for contender in contenders:
         if task == "prefill":
-            yield (contender, "prompt"), lambda contender=contender: contender.prefill(case)
+            yield (contender, "prompt"), partial(contender.prefill, case)
             continue
         say(f"filling the cache of {contender.name} with {case.context:,} tokens, batch {case.batch_size}")
         contender.fill(case)
         for way, decode in contender.ways().items():
-            yield (contender, way), lambda decode=decode: decode(new_tokens)
+            yield (contender, way), partial(decode, new_tokens)
 
 
 def _sorted(
@@ -204,10 +203,10 @@ def _sorted(
     return sorted(times.items(), key=lambda item: (cases.index(item[0][0]), names.index(item[0][1])))
 
 
-def _row(
-    case: Case, name: str, way: str, entry: _Times, steps: int, threads: int, bandwidth: float, task: Task
-) -> Row:
-    cpu, wall = (Spread.of([1e3 * seconds / steps for seconds in column]) for column in zip(*entry.seconds, strict=True))
+def _row(case: Case, name: str, way: str, entry: _Times, steps: int, threads: int, bandwidth: float, task: Task) -> Row:
+    cpu, wall = (
+        Spread.of([1e3 * seconds / steps for seconds in column]) for column in zip(*entry.seconds, strict=True)
+    )
     deciding = (cpu if threads == 1 else wall).median / 1e3
     traffic = entry.contender.traffic(case)
     moved = traffic.total if task == "decode" else None

@@ -12,7 +12,7 @@ from twofold.cli.output import print_json_line, print_table
 from twofold.spec import ConfigError, ModelConfig
 
 if TYPE_CHECKING:
-    from twofold.bench import Contender, Table, Task
+    from twofold.bench import Case, Contender, Table, Task
 
 bench = typer.Typer(no_args_is_help=True, help="Speed and memory measured on this machine, gated on correctness.")
 
@@ -92,6 +92,41 @@ def prefill(
     _measure("prefill", model, contenders, context, batch_size, dtype, threads, repeats, output, json, 1)
 
 
+@bench.command(epilog="Example: twofold bench memory --preset gpt-small --context 16384 --variant QKV --variant Q-MQA")
+def memory(
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    variant: VariantOption = None,
+    context: ContextOption = None,
+    batch_size: BatchOption = None,
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Peak memory of a generation, a process for each variant, taken apart; and how many users fit. Ends with JSON."""
+    model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
+    variants = variants_of(model, variant)
+
+    from twofold.bench import measure_memory, memory_record, memory_tables
+
+    cases = _cases(context, batch_size)
+    peaks = [peak for case in cases for peak in measure_memory(variants, case, dtype=dtype, threads=threads, say=_say)]
+    record = memory_record(peaks, model, variants, {"dtype": dtype, "threads": threads})
+    _show(memory_tables(peaks, variants, dtype), record, output, json)
+
+
+def _cases(contexts: Sequence[int] | None, batch_sizes: Sequence[int] | None) -> "list[Case]":
+    from twofold.bench import Case
+
+    return [
+        Case(context=context, batch_size=batch_size)
+        for batch_size in batch_sizes or [1]
+        for context in contexts or [4_096]
+    ]
+
+
 def _wanted(every: bool, names: Sequence[str] | None) -> list[str]:
     """Peers that were asked for, each once."""
     from twofold.bench import PEERS
@@ -138,17 +173,12 @@ def _measure(
 ) -> None:
     import torch
 
-    from twofold.bench import Case, available_memory, measure, measured_record, measured_tables
+    from twofold.bench import available_memory, measure, measured_record, measured_tables
 
     torch.set_num_threads(threads)
-    cases = [
-        Case(context=context, batch_size=batch_size)
-        for batch_size in batch_sizes or [1]
-        for context in contexts or [4_096]
-    ]
     measured = measure(
         contenders,
-        cases,
+        _cases(contexts, batch_sizes),
         task=task,
         new_tokens=new_tokens,
         rounds=repeats,

@@ -1,0 +1,268 @@
+"""Contenders: what they decode, what they cache, what they must move. Never their times."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from tests.tiny_runs import MODEL
+from twofold.attention import Attention
+from twofold.bench import (
+    PEERS,
+    Case,
+    Contender,
+    CorrectnessError,
+    Spread,
+    Twofold,
+    make_peer,
+    measure,
+    measured_record,
+    measured_tables,
+    missing_packages,
+)
+from twofold.bench import peers as peers_module
+from twofold.bench.contender import check, relative_error
+from twofold.bench.results import hardware_slug, markdown
+from twofold.cost import cache_bytes
+from twofold.spec import ConfigError, ModelConfig
+
+VARIANTS = {
+    "qkv": {},
+    "tied-kv": {"sharing": "tied-kv"},
+    "q-mqa": {"sharing": "tied-kv", "num_key_value_heads": 1},
+    "unrotated": {"sharing": "tied-kv", "positions": "rope", "rope_mode": "unrotated"},
+    "decoupled": {"sharing": "tied-kv", "positions": "rope", "rope_mode": "decoupled", "qk_rope_head_dim": 4},
+    "window": {"sharing": "tied-kv", "sliding_window": 16},
+    "mixed": {"sharing": ["qkv", "tied-kv"], "sliding_window": [8, None]},
+}
+# Heads and an MLP as wide as blocks of q8_0.
+WIDE = ModelConfig(**{**MODEL, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96})
+
+
+@pytest.fixture(autouse=True)
+def no_bandwidth(monkeypatch):
+    """A quarter of a gigabyte, summed, is not what these tests are about."""
+    monkeypatch.setattr("twofold.bench.runner.read_bandwidth", lambda _: 1e9)
+
+
+def installed(name):
+    """The peer, or a skip where a package is missing."""
+    package = {"x-transformers": "x_transformers"}.get(name, "llama_cpp" if name.startswith("llama") else "torch")
+    if find_spec(package) is None or missing_packages(name):
+        pytest.skip(f"{name} is not installed")
+    return make_peer(name, WIDE, "float32", 1)
+
+
+def variant(name):
+    return ModelConfig(**{**MODEL, **VARIANTS[name]})
+
+
+def held(contender):
+    return [layer.num_tokens for layer in contender_layers(contender)]
+
+
+def contender_layers(contender):
+    return [layer.layer_cache for layer in contender._caches["generate"].layers]
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_ours_decodes_what_one_pass_computes_and_caches_what_the_formula_says(name):
+    contender = Twofold(name, variant(name), "float32")
+    contender.build(200)
+    assert check(contender) < 1e-4
+    for case in (Case(context=40), Case(context=30, batch_size=3)):
+        contender.fill(case)
+        used = sum(layer.nbytes_used for layer in contender_layers(contender))
+        assert used == contender.traffic(case).cache_bytes
+        assert used == cache_bytes(variant(name), case.context, "float32", case.batch_size).total
+
+
+@pytest.mark.parametrize("name", ["qkv", "window", "unrotated"])
+def test_both_ways_decode_after_the_context_and_take_the_tokens_back(name, monkeypatch):
+    contender = Twofold(name, variant(name), "float32")
+    contender.build(100)
+    contender.fill(Case(context=40))
+    lengths = []
+    forward = Attention.forward
+    monkeypatch.setattr(
+        Attention,
+        "forward",
+        lambda self, x, context, cache=None: (lengths.append(cache.num_tokens), forward(self, x, context, cache))[1],
+    )
+    assert list(contender.ways()) == ["generate", "loop"]
+    for way in contender.ways().values():
+        lengths.clear()
+        way(3)
+        assert lengths == [40, 40, 41, 41, 42, 42]
+        assert held(contender) == [40, 40]
+
+
+def test_generate_and_loop_choose_the_same_tokens():
+    contender = Twofold("tied-kv", variant("tied-kv"), "float32")
+    contender.build(100)
+    contender.fill(Case(context=40))
+    seen = []
+    contender.model.model.decoder.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].flatten().tolist())
+    )
+    for way in contender.ways().values():
+        way(4)
+    assert len(seen) == 8
+    assert seen[:4] == seen[4:]
+
+
+def test_ours_that_decodes_something_else_is_refused(monkeypatch):
+    forward = Attention.forward
+    monkeypatch.setattr(
+        Attention,
+        "forward",
+        lambda self, x, context, cache=None: forward(self, x, context, cache) * (1 + 0.1 * bool(cache)),
+    )
+    contender = Twofold("qkv", variant("qkv"), "float32")
+    contender.build(100)
+    with pytest.raises(CorrectnessError, match="qkv: decoded logits are off"):
+        check(contender)
+
+
+def test_variants_share_the_weights_that_both_have():
+    first = Twofold("qkv", variant("qkv"), "float32")
+    second = Twofold("tied-kv", variant("tied-kv"), "float32", like=first)
+    first.build(100)
+    second.build(100)
+    theirs = {parameter.data_ptr() for parameter in first.model.parameters()}
+    own = [name for name, parameter in second.model.named_parameters() if parameter.data_ptr() not in theirs]
+    assert own == []
+    assert check(second) < 1e-4
+    assert second.memory(Case(context=8)) < first.memory(Case(context=8))
+
+
+def test_bytes_that_a_step_moves_by_hand():
+    """Width 16, 2 layers, 4 heads of 4, learned positions, biases, a tied table, an MLP of 32."""
+    config = variant("q-mqa")
+    hidden, inner, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    attention = (hidden * hidden + hidden) + (hidden * 4 + 4) + (hidden * hidden + hidden)  # query, one head, output
+    mlp = (hidden * inner + inner) + (inner * hidden + hidden)
+    norms = 2 * 2 * hidden
+    weights = 2 * (attention + mlp + norms) + 2 * hidden + vocabulary * hidden
+    traffic = Twofold("q-mqa", config, "bfloat16").traffic(Case(context=10, batch_size=3))
+    assert traffic.weight_bytes == 2 * weights
+    assert traffic.cache_bytes == 3 * 2 * 10 * 4 * 2
+    assert traffic.total == traffic.weight_bytes + traffic.cache_bytes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what other libraries use
+@pytest.mark.parametrize("name", list(PEERS))
+def test_peers_pass_their_check_and_are_timed_beside_ours(name):
+    peer: Contender = installed(name)
+    measured = measure([Twofold("qkv", WIDE, "float32"), peer], [Case(context=600)], new_tokens=2, rounds=1)
+    rows = [row for row in measured.rows if row.contender == name]
+    ways = ["DynamicCache", "StaticCache"] if name.startswith("transformers") else ["loop"]
+    assert [row.way for row in rows] == ways
+    elements = 2 * 600 * WIDE.num_hidden_layers * WIDE.hidden_size
+    size = {"llama.cpp-f16": 2, "llama.cpp-q8_0": 34 / 32}.get(name, 4)
+    for row in rows:
+        assert row.cache_bytes == elements * size
+        assert 0 <= row.largest_error <= peer.tolerance
+        assert row.cpu_ms.low <= row.cpu_ms.median <= row.cpu_ms.high
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what other libraries use
+@pytest.mark.parametrize("name", list(PEERS))
+def test_a_prompt_passes_through_every_peer(name):
+    measured = measure([installed(name)], [Case(context=40)], task="prefill", rounds=1)
+    assert [row.way for row in measured.rows] == ["prompt"]
+
+
+@pytest.mark.parametrize("name", ["transformers-gpt2", "transformers-llama"])
+def test_the_model_of_a_peer_has_the_weights_that_the_formula_counts(name):
+    peer = make_peer(name, WIDE, "float32", 1)
+    peer.build(WIDE.max_position_embeddings)
+    looked_up = peer.config.max_position_embeddings * peer.config.hidden_size if name.endswith("gpt2") else 0
+    counted = sum(parameter.numel() for parameter in peer.model.parameters()) - looked_up
+    assert peer.traffic(Case(context=1)).weight_bytes == 4 * counted
+
+
+def test_a_peer_whose_cached_step_differs_is_refused(monkeypatch):
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    peer = make_peer("transformers-gpt2", WIDE, "float32", 1)
+    peer.build(100)
+    forward = GPT2LMHeadModel.forward
+
+    def tampered(self, input_ids=None, **options):
+        output = forward(self, input_ids, **options)
+        if input_ids.shape[1] == 1:
+            output.logits = output.logits * 1.1
+        return output
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", tampered)
+    with pytest.raises(CorrectnessError, match="transformers-gpt2: decoded logits are off"):
+        check(peer)
+
+
+def test_llama_cpp_with_other_weights_is_refused(monkeypatch):
+    peer = installed("llama.cpp-f32")
+    peer.build(100)
+    with torch.no_grad():
+        peer._reference.transformer.h[0].mlp.c_proj.bias[0] += 1
+    with pytest.raises(CorrectnessError, match=r"llama\.cpp-f32: decoded logits are off"):
+        check(peer)
+    peer.close()
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(peers_module, "_is_installed", lambda _: False)
+    assert missing_packages("transformers-llama") == []
+    assert missing_packages("llama.cpp-f16") == ["llama-cpp-python", "gguf"]
+    with pytest.raises(ConfigError, match="run: pip install x-transformers"):
+        make_peer("x-transformers", WIDE, "float32", 1)
+
+
+def test_an_unknown_peer_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown peer 'llama.cpp-q8'; did you mean 'llama.cpp-q8_0'"):
+        missing_packages("llama.cpp-q8")
+
+
+def test_heads_that_q8_0_cannot_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(peers_module, "_is_installed", lambda _: True)
+    with pytest.raises(ConfigError, match="multiples of 32; this model has 4, 16 and 24"):
+        make_peer("llama.cpp-q8_0", variant("qkv"), "float32", 1)
+
+
+def test_a_dtype_that_torch_does_not_compute_in_is_refused():
+    with pytest.raises(ConfigError, match="dtype 'int8' is unknown"):
+        Twofold("qkv", variant("qkv"), "int8").build(100)
+
+
+def test_a_model_that_does_not_generate_is_refused():
+    with pytest.raises(ConfigError, match="does not generate"):
+        Twofold("all", ModelConfig(**{**MODEL, "causal": False}), "float32")
+
+
+def test_an_error_is_a_share_of_the_largest_logit():
+    assert relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, -5.0])) == 1.5
+
+
+def test_tables_and_data_say_the_same():
+    cases = [Case(context=20), Case(context=30, batch_size=2)]
+    measured = measure([Twofold("tied-kv", variant("tied-kv"), "float32")], cases, rounds=2)
+    record = json.loads(json.dumps(measured_record(measured, variant("qkv"), {"dtype": "float32"}), allow_nan=False))
+    assert [(row["context"], row["way"]) for row in record["rows"]] == [
+        (20, "generate"),
+        (20, "loop"),
+        (30, "generate"),
+        (30, "loop"),
+    ]
+    assert record["environment"]["cpu"]
+    tables = measured_tables(measured, "float32")
+    assert [table.title.split(",")[0] for table in tables] == ["Decoding after 20 tokens", "Decoding after 30 tokens"]
+    page = markdown(tables)
+    median = Spread(**record["rows"][0]["cpu_ms"]).median
+    assert f"| tied-kv · generate | {median:.1f} |" in page
+    assert page.count("Medians of 2 rounds in turn") == 1
+
+
+def test_the_machines_name_is_fit_for_a_file():
+    assert set(hardware_slug()) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+    assert hardware_slug().endswith("-cores")
