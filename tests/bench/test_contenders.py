@@ -24,6 +24,7 @@ from twofold.bench import (
 from twofold.bench import peers as peers_module
 from twofold.bench.contender import check, relative_error
 from twofold.bench.results import hardware_slug, markdown
+from twofold.cache import CacheError
 from twofold.cost import cache_bytes
 from twofold.spec import ConfigError, ModelConfig
 
@@ -76,6 +77,19 @@ def test_ours_decodes_what_one_pass_computes_and_caches_what_the_formula_says(na
         used = sum(layer.nbytes_used for layer in contender_layers(contender))
         assert used == contender.traffic(case).cache_bytes
         assert used == cache_bytes(variant(name), case.context, "float32", case.batch_size).total
+
+
+@pytest.mark.parametrize("cache_dtype", ["int8", "int4"])
+def test_a_quantised_cache_is_checked_and_counted_with_its_scales(cache_dtype):
+    contender = Twofold("tied-kv", variant("tied-kv"), "float32", cache_dtype=cache_dtype)
+    contender.build(100)
+    assert 1e-6 < check(contender) < contender.tolerance  # rounding alone is smaller
+    case = Case(context=40)
+    contender.fill(case)
+    used = sum(layer.nbytes_used for layer in contender_layers(contender))
+    assert used == contender.traffic(case).cache_bytes == cache_bytes(variant("tied-kv"), 40, cache_dtype).total
+    with pytest.raises(CacheError, match="int9"):
+        Twofold("tied-kv", variant("tied-kv"), "float32", cache_dtype="int9")
 
 
 @pytest.mark.parametrize("name", ["qkv", "window", "unrotated"])
@@ -201,7 +215,7 @@ def test_a_peer_whose_cached_step_differs_is_refused(monkeypatch):
         check(peer)
 
 
-def test_llama_cpp_with_other_weights_is_refused(monkeypatch):
+def test_llama_cpp_with_other_weights_is_refused():
     peer = installed("llama.cpp-f32")
     peer.build(100)
     with torch.no_grad():

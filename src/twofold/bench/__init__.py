@@ -9,7 +9,15 @@ from twofold.bench.decode import DecodeCase, measure_decode, read_bandwidth
 from twofold.bench.generation import Transformers, Twofold
 from twofold.bench.memory import PeakMemory, available_memory, measure_memory, peak_decode_memory, users
 from twofold.bench.peers import PEERS, make_peer, missing_packages
-from twofold.bench.results import Table, measured_record, measured_tables, memory_record, memory_tables, write_result
+from twofold.bench.results import (
+    Table,
+    measured_record,
+    measured_tables,
+    memory_record,
+    memory_tables,
+    spell_kinds,
+    write_result,
+)
 from twofold.bench.runner import Measured, Row, Spread, Task, measure
 
 __all__ = [
@@ -28,6 +36,7 @@ __all__ = [
     "Transformers",
     "Twofold",
     "available_memory",
+    "hardware_slug",
     "make_peer",
     "measure",
     "measure_decode",
@@ -39,6 +48,7 @@ __all__ = [
     "missing_packages",
     "peak_decode_memory",
     "read_bandwidth",
+    "spell_kinds",
     "users",
     "write_result",
 ]

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from twofold.cost import DTYPE_BYTES, cache_bytes, count_parameters
-from twofold.spec import ConfigError, ModelConfig, TwofoldError
+from twofold.cost import cache_bytes, cache_elements, check_dtype, count_parameters
+from twofold.spec import ModelConfig, TwofoldError
 
 GATE_PROMPT = 16
 GATE_TOKENS = 8
@@ -129,7 +129,7 @@ def step_traffic(
     if cache_element is None:
         cache = cache_bytes(config, case.context, dtype, case.batch_size).total
     else:
-        cache = int(cache_bytes(config, case.context, "float32", case.batch_size).total / 4 * cache_element)
+        cache = int(case.batch_size * cache_elements(config, case.context) * cache_element)
     return Traffic(weight_bytes=int(read * weight_bytes), cache_bytes=cache)
 
 
@@ -139,7 +139,6 @@ def torch_dtype(name: str) -> torch.dtype:
     Raises:
         ConfigError: for another name.
     """
-    if name not in DTYPE_BYTES:
-        raise ConfigError(f"dtype '{name}' is unknown. Use one of {', '.join(DTYPE_BYTES)}")
+    check_dtype(name)
     dtype: torch.dtype = getattr(torch, name)
     return dtype

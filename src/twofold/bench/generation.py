@@ -17,6 +17,7 @@ from twofold.bench.contender import (
     step_traffic,
     torch_dtype,
 )
+from twofold.cache import LayerCache, check_cache_dtype
 from twofold.cost import DTYPE_BYTES, unshared_baseline
 from twofold.spec import ConfigError, ModelConfig
 
@@ -135,6 +136,7 @@ class Twofold(GenerateContender):
         name: What its rows are called.
         config: The model.
         dtype: Type of weights and cache.
+        cache_dtype: `int8` or `int4` for a quantised cache; None for the type of the weights.
         like: A contender, built before, whose weights of equal shape this one uses too. What a step costs does not
             depend on their values, and models that would not fit in memory together do then.
         capacity: Tokens for which the cache takes memory at once; None to grow.
@@ -146,11 +148,19 @@ class Twofold(GenerateContender):
         config: ModelConfig,
         dtype: str,
         *,
+        cache_dtype: str | None = None,
         like: "Twofold | None" = None,
         capacity: int | None = None,
     ) -> None:
         super().__init__(name, config, dtype)
-        self._like, self._capacity = like, capacity
+        check_cache_dtype(cache_dtype)
+        self._cache_dtype, self._like, self._capacity = cache_dtype, like, capacity
+        self.tolerance = max(self.tolerance, TOLERANCES[cache_dtype or dtype])
+
+    def traffic(self, case: Case) -> Traffic:
+        """Bytes that a step must move."""
+        size = DTYPE_BYTES[self.dtype]
+        return step_traffic(self.config, case, weight_bytes=size, dtype=self._cache_dtype or self.dtype)
 
     def memory(self, case: Case) -> int:
         """Weights of its own, and the cache."""
@@ -170,15 +180,20 @@ class Twofold(GenerateContender):
 
     def make_cache(self, name: str) -> Any:  # noqa: ARG002 - there is one kind
         """The cache that our model fills."""
-        from transformers import DynamicCache, StaticCache
+        from transformers import DynamicCache
 
-        from twofold.hf import adopt_cache
+        from twofold.hf import TwofoldCacheLayer
 
         cache: Any = DynamicCache()
-        if self._capacity is not None:
-            cache = StaticCache(config=self.model.config, max_cache_len=self._capacity)
-        for layer in adopt_cache(cache, self.model.spec):
-            layer.rewind = self.longest if layer.window is not None else 0  # the timed tokens are taken back
+        for layer in range(self.config.num_hidden_layers):
+            window = self.config.layer_sliding_window(layer)
+            storage = LayerCache(
+                window=window,
+                capacity=self._capacity,
+                rewind=0 if window is None else self.longest,  # the timed tokens are taken back
+                dtype=self._cache_dtype,
+            )
+            cache.layers.append(TwofoldCacheLayer(storage, self.config.layer_sharing(layer).num_cached_tensors))
         return cache
 
     def fill_cache(self, cache: Any, case: Case) -> Any:

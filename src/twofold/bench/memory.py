@@ -60,6 +60,7 @@ def measure_memory(
     case: Case,
     *,
     dtype: str = "float32",
+    cache_dtype: str | None = None,
     threads: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[PeakMemory]:
@@ -69,6 +70,7 @@ def measure_memory(
         configs: Models by name.
         case: Tokens in the cache at the end, and sequences together.
         dtype: Type of weights and cache.
+        cache_dtype: `int8` or `int4` for a quantised cache.
         threads: Threads.
         say: Called with a line of progress.
 
@@ -83,11 +85,15 @@ def measure_memory(
         for name, config in configs.items():
             for fixed in (False, True):
                 say(f"peak memory of {name}, cache {'fixed' if fixed else 'growing'}, in a process of its own")
-                measured.append(pool.submit(generation_memory, name, config, case, dtype, fixed, threads).result())
+                measured.append(
+                    pool.submit(generation_memory, name, config, case, dtype, cache_dtype, fixed, threads).result()
+                )
     return measured
 
 
-def generation_memory(name: str, config: ModelConfig, case: Case, dtype: str, fixed: bool, threads: int) -> PeakMemory:
+def generation_memory(
+    name: str, config: ModelConfig, case: Case, dtype: str, cache_dtype: str | None, fixed: bool, threads: int
+) -> PeakMemory:
     """Peak memory of this process while a model generates the last few tokens of a context.
 
     The cache is filled in pieces, as a prompt that is passed in pieces fills it, so what growing needs is counted.
@@ -96,9 +102,11 @@ def generation_memory(name: str, config: ModelConfig, case: Case, dtype: str, fi
     torch.set_num_threads(threads)
     small = replace(config, hidden_size=8 * config.num_attention_heads, num_hidden_layers=1, head_dim=None)
     small = replace(small, vocab_size=64, intermediate_size=64, qk_rope_head_dim=None)
-    _generate(small, Case(context=2 * _NEW_TOKENS), dtype, fixed)  # what the first call of everything leaves
+    _generate(
+        small, Case(context=2 * _NEW_TOKENS), dtype, cache_dtype, fixed
+    )  # what the first call of everything leaves
     program = _resident("VmRSS")
-    weight_bytes = _generate(config, case, dtype, fixed)
+    weight_bytes = _generate(config, case, dtype, cache_dtype, fixed)
     return PeakMemory(
         contender=name,
         cache="fixed" if fixed else "growing",
@@ -107,7 +115,7 @@ def generation_memory(name: str, config: ModelConfig, case: Case, dtype: str, fi
         peak=_peak_rss(),
         program=program,
         weight_bytes=weight_bytes,
-        cache_bytes=cache_bytes(config, case.context, dtype, case.batch_size).total,
+        cache_bytes=cache_bytes(config, case.context, cache_dtype or dtype, case.batch_size).total,
         unshared_bytes=cache_bytes(unshared_baseline(config), case.context, dtype, case.batch_size).total,
     )
 
@@ -117,9 +125,9 @@ def users(config: ModelConfig, dtype: str) -> int:
     return USERS_MEMORY // cache_bytes(config, USERS_TOKENS, dtype).total
 
 
-def _generate(config: ModelConfig, case: Case, dtype: str, fixed: bool) -> int:
+def _generate(config: ModelConfig, case: Case, dtype: str, cache_dtype: str | None, fixed: bool) -> int:
     """Builds, fills, generates; returns the bytes of the model's parameters."""
-    contender = Twofold("memory", config, dtype, capacity=case.context if fixed else None)
+    contender = Twofold("memory", config, dtype, cache_dtype=cache_dtype, capacity=case.context if fixed else None)
     contender.build(case.context)
     _reset_peak()  # random weights are made twice where input and output share them; loading does not do that
     contender.fill(Case(context=case.context - _NEW_TOKENS, batch_size=case.batch_size))

@@ -54,37 +54,43 @@ def memory_record(
     peaks: Sequence[PeakMemory], config: ModelConfig, variants: Mapping[str, ModelConfig], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Peaks as plain data, with machine and versions; see `measured_record`."""
+    cached = settings["cache_dtype"] or settings["dtype"]
     return {
         **settings,
         "task": "memory",
         "rows": [{**asdict(peak), "rest": peak.rest} for peak in peaks],
-        "users": {name: users(variant, str(settings["dtype"])) for name, variant in variants.items()},
+        "users": {
+            name: users(variant, settings["cache_dtype"] or settings["dtype"]) for name, variant in variants.items()
+        },
         "rest_limit": REST_LIMIT,
         "rest_spread_limit": REST_SPREAD,
         **surroundings(config),
     }
 
 
-def memory_tables(peaks: Sequence[PeakMemory], variants: Mapping[str, ModelConfig], dtype: str) -> list[Table]:
+def memory_tables(
+    peaks: Sequence[PeakMemory], variants: Mapping[str, ModelConfig], dtype: str, cache_dtype: str | None
+) -> list[Table]:
     """What peaks are made of, for each context and batch size; then how many users fit."""
+    cached = cache_dtype or dtype
     tables = []
     for context, batch_size in dict.fromkeys((peak.context, peak.batch_size) for peak in peaks):
         chosen = [peak for peak in peaks if (peak.context, peak.batch_size) == (context, batch_size)]
         tables.append(
             Table(
-                title=f"Peak memory of a generation up to {context:,} tokens, batch {batch_size}, {dtype}",
+                title=f"Peak memory of a generation up to {context:,} tokens, batch {batch_size}, {spell_kinds(dtype, cache_dtype)}",
                 columns=("variant", "cache", "peak", "program", "weights", "exact cache", "rest", "cache saved"),
                 rows=tuple(_memory_cells(peak) for peak in chosen),
                 notes=tuple(_judge(chosen)),
             )
         )
     memory, tokens = format_bytes(USERS_MEMORY), f"{USERS_TOKENS:,}"
-    rows = tuple(
-        (name, format_bytes(cache_bytes(variant, USERS_TOKENS, dtype).total), f"{users(variant, dtype):,}")
+    fitting = tuple(
+        (name, format_bytes(cache_bytes(variant, USERS_TOKENS, cached).total), f"{users(variant, cached):,}")
         for name, variant in variants.items()
     )
-    title = f"Users whose cache of {tokens} tokens fits in {memory}, {dtype}: arithmetic"
-    return [*tables, Table(title=title, columns=("variant", "cache of one", "users"), rows=rows)]
+    title = f"Users whose cache of {tokens} tokens fits in {memory}, {cached}: arithmetic"
+    return [*tables, Table(title=title, columns=("variant", "cache of one", "users"), rows=fitting)]
 
 
 def _memory_cells(peak: PeakMemory) -> tuple[str, ...]:
@@ -116,8 +122,13 @@ def surroundings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def measured_tables(measured: Measured, dtype: str) -> list[Table]:
-    """A table for each context and batch size."""
+def measured_tables(measured: Measured, kinds: str) -> list[Table]:
+    """A table for each context and batch size.
+
+    Args:
+        measured: What was found.
+        kinds: The types of weights and cache, for the title.
+    """
     cases = dict.fromkeys((row.context, row.batch_size) for row in measured.rows)
     clock = "CPU time decides" if measured.threads == 1 else "time on the clock decides"
     what = "Decoding after" if measured.task == "decode" else "A prompt of"
@@ -127,7 +138,7 @@ def measured_tables(measured: Measured, dtype: str) -> list[Table]:
     notes = (rounds, f"The same run reads {bandwidth}.") if measured.task == "decode" else (rounds,)
     return [
         Table(
-            title=f"{what} {context:,} tokens, batch {batch_size}, {dtype}, {threads}",
+            title=f"{what} {context:,} tokens, batch {batch_size}, {kinds}, {threads}",
             columns=_DECODE_COLUMNS if measured.task == "decode" else _PREFILL_COLUMNS,
             rows=tuple(
                 _cells(row, measured.task)
@@ -138,6 +149,11 @@ def measured_tables(measured: Measured, dtype: str) -> list[Table]:
         )
         for context, batch_size in cases
     ]
+
+
+def spell_kinds(dtype: str, cache_dtype: str | None) -> str:
+    """`float32`, or `float32 with a cache in int8`; peers have types of their own where their names say so."""
+    return dtype if cache_dtype is None else f"{dtype} with a cache in {cache_dtype}"
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -151,18 +167,18 @@ def markdown(tables: Sequence[Table]) -> str:
     return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
 
 
-def write_result(path: Path, command: str, tables: Sequence[Table], record: Mapping[str, Any]) -> None:
-    """Writes a page with the tables, and the data beside it.
+def write_result(path: Path, tables: Mapping[str, Sequence[Table]], record: Any) -> None:
+    """Writes a page with tables, and the data beside it.
 
     Args:
         path: The page, `.md`; the data's name differs in ending with `.json`.
-        command: What was run.
-        tables: What to show.
-        record: What to keep.
+        tables: What to show, by the command that was run.
+        record: What to keep, as plain data.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = f"# {cpu_name()}, {num_cores()} cores\n\n    {command}\n\n{markdown(tables)}"
-    path.write_text(page, encoding="utf-8")
+    parts = [f"# {cpu_name()}, {num_cores()} cores"]
+    parts += [f"    {command}\n\n{markdown(shown)}" for command, shown in tables.items()]
+    path.write_text("\n\n".join(parts), encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
 
 

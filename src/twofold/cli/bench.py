@@ -1,5 +1,6 @@
 """`twofold bench`: speed and memory measured on this machine."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from twofold.cli.output import print_json_line, print_table
 from twofold.spec import ConfigError, ModelConfig
 
 if TYPE_CHECKING:
-    from twofold.bench import Case, Contender, Table, Task
+    from twofold.bench import Case, Contender, Measured, Table
 
 bench = typer.Typer(no_args_is_help=True, help="Speed and memory measured on this machine, gated on correctness.")
 
@@ -23,13 +24,17 @@ VariantOption = Annotated[
     ),
 ]
 ContextOption = Annotated[
-    list[int] | None, typer.Option("--context", min=1, metavar="TOKENS", help="Tokens in the cache. Repeatable. [4096]")
+    list[int] | None,
+    typer.Option("--context", min=1, metavar="TOKENS", help="Tokens in the cache. Repeatable. Default: 4096."),
 ]
 BatchOption = Annotated[
-    list[int] | None, typer.Option("--batch-size", min=1, help="Sequences together. Repeatable. [1]")
+    list[int] | None, typer.Option("--batch-size", min=1, help="Sequences together. Repeatable. Default: 1.")
 ]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="NAME", help="Weights and cache: float32, bfloat16 or float16.")
+]
+CacheDtypeOption = Annotated[
+    str | None, typer.Option("--cache-dtype", metavar="NAME", help="int8 or int4 for our caches. Default: the dtype.")
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads. With one, CPU time decides.")]
 PeersOption = Annotated[bool, typer.Option("--peers", help="Beside all the other libraries that are installed.")]
@@ -38,7 +43,7 @@ PeerOption = Annotated[
 ]
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Rounds, all contenders in turn in each.")]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Write the tables as Markdown, and FILE.json beside it.")
+    Path | None, typer.Option("--output", metavar="FILE", help="Write tables as Markdown, and data beside it as JSON.")
 ]
 
 
@@ -56,6 +61,7 @@ def decode(
     context: ContextOption = None,
     batch_size: BatchOption = None,
     dtype: DtypeOption = "float32",
+    cache_dtype: CacheDtypeOption = None,
     threads: ThreadsOption = 1,
     peers: PeersOption = False,
     peer: PeerOption = None,
@@ -65,9 +71,22 @@ def decode(
     json: JsonOption = False,
 ) -> None:
     """Time of one token through `generate` on the CPU, untrained models, all in turn. The last line printed is JSON."""
-    model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
-    contenders = _contenders(model, variants_of(model, variant), _wanted(peers, peer), dtype, threads)
-    _measure("decode", model, contenders, context, batch_size, dtype, threads, repeats, output, json, new_tokens)
+    model = _load(preset, config, settings)
+    contenders = _contenders(model, variant, dtype, cache_dtype)
+    contenders += _peers(model, peers, peer, dtype, threads)
+
+    from twofold.bench import available_memory, measure
+
+    _set_threads(threads)
+    measured = measure(
+        contenders,
+        _cases(context, batch_size),
+        new_tokens=new_tokens,
+        rounds=repeats,
+        memory_bytes=available_memory(),
+        say=_say,
+    )
+    _show_measured(measured, model, dtype, cache_dtype, output, json)
 
 
 @bench.command(epilog="Example: twofold bench prefill --preset gpt-small --variant QKV --variant Q-K=V --peers")
@@ -79,6 +98,7 @@ def prefill(
     context: ContextOption = None,
     batch_size: BatchOption = None,
     dtype: DtypeOption = "float32",
+    cache_dtype: CacheDtypeOption = None,
     threads: ThreadsOption = 1,
     peers: PeersOption = False,
     peer: PeerOption = None,
@@ -87,9 +107,16 @@ def prefill(
     json: JsonOption = False,
 ) -> None:
     """Time of a prompt up to its first new token on the CPU, untrained models, all in turn. The last line is JSON."""
-    model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
-    contenders = _contenders(model, variants_of(model, variant), _wanted(peers, peer), dtype, threads)
-    _measure("prefill", model, contenders, context, batch_size, dtype, threads, repeats, output, json, 1)
+    model = _load(preset, config, settings)
+    contenders = _contenders(model, variant, dtype, cache_dtype)
+    contenders += _peers(model, peers, peer, dtype, threads)
+
+    from twofold.bench import available_memory, measure
+
+    _set_threads(threads)
+    cases, memory = _cases(context, batch_size), available_memory()
+    measured = measure(contenders, cases, task="prefill", rounds=repeats, memory_bytes=memory, say=_say)
+    _show_measured(measured, model, dtype, cache_dtype, output, json)
 
 
 @bench.command(epilog="Example: twofold bench memory --preset gpt-small --context 16384 --variant QKV --variant Q-MQA")
@@ -101,20 +128,57 @@ def memory(
     context: ContextOption = None,
     batch_size: BatchOption = None,
     dtype: DtypeOption = "float32",
+    cache_dtype: CacheDtypeOption = None,
     threads: ThreadsOption = 1,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
     """Peak memory of a generation, a process for each variant, taken apart; and how many users fit. Ends with JSON."""
-    model = load_model(preset or (None if config else "gpt-tiny"), config, settings)
+    model = _load(preset, config, settings)
     variants = variants_of(model, variant)
 
     from twofold.bench import measure_memory, memory_record, memory_tables
 
-    cases = _cases(context, batch_size)
-    peaks = [peak for case in cases for peak in measure_memory(variants, case, dtype=dtype, threads=threads, say=_say)]
-    record = memory_record(peaks, model, variants, {"dtype": dtype, "threads": threads})
-    _show(memory_tables(peaks, variants, dtype), record, output, json)
+    peaks = [
+        peak
+        for case in _cases(context, batch_size)
+        for peak in measure_memory(variants, case, dtype=dtype, cache_dtype=cache_dtype, threads=threads, say=_say)
+    ]
+    record = memory_record(peaks, model, variants, {"dtype": dtype, "cache_dtype": cache_dtype, "threads": threads})
+    _show(memory_tables(peaks, variants, dtype, cache_dtype), record, output, json)
+
+
+def _load(preset: str | None, config: Path | None, settings: Sequence[str] | None) -> ModelConfig:
+    return load_model(preset or (None if config else "gpt-tiny"), config, settings)
+
+
+def _contenders(
+    model: ModelConfig, names: Sequence[str] | None, dtype: str, cache_dtype: str | None
+) -> "list[Contender]":
+    """Our variants, which share what weights they can."""
+    from twofold.bench import Twofold
+
+    ours: list[Twofold] = []
+    for name, config in variants_of(model, names).items():
+        ours.append(Twofold(name, config, dtype, cache_dtype=cache_dtype, like=ours[0] if ours else None))
+    return list(ours)
+
+
+def _peers(model: ModelConfig, every: bool, names: Sequence[str] | None, dtype: str, threads: int) -> "list[Contender]":
+    """The peers that this machine and this shape allow; standard error names the others."""
+    from twofold.bench import PEERS, make_peer, missing_packages
+
+    peers: list[Contender] = []
+    for name in dict.fromkeys([*(PEERS if every else ()), *(names or ())]):
+        missing = missing_packages(name)
+        if missing:
+            _say(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}")
+            continue
+        try:
+            peers.append(make_peer(name, model, dtype, threads))
+        except ConfigError as error:
+            _say(f"twofold: left out {error}")
+    return peers
 
 
 def _cases(contexts: Sequence[int] | None, batch_sizes: Sequence[int] | None) -> "list[Case]":
@@ -122,89 +186,37 @@ def _cases(contexts: Sequence[int] | None, batch_sizes: Sequence[int] | None) ->
 
     return [
         Case(context=context, batch_size=batch_size)
-        for batch_size in batch_sizes or [1]
-        for context in contexts or [4_096]
+        for batch_size in dict.fromkeys(batch_sizes or [1])
+        for context in dict.fromkeys(contexts or [4_096])
     ]
 
 
-def _wanted(every: bool, names: Sequence[str] | None) -> list[str]:
-    """Peers that were asked for, each once."""
-    from twofold.bench import PEERS
-
-    return list(dict.fromkeys([*(PEERS if every else ()), *(names or ())]))
-
-
-def _contenders(
-    model: ModelConfig, variants: Mapping[str, ModelConfig], peers: Sequence[str], dtype: str, threads: int
-) -> "list[Contender]":
-    """Ours, and the peers that this machine and this shape allow; standard error names the others."""
-    from twofold.bench import Twofold, make_peer, missing_packages
-
-    contenders: list[Contender] = []
-    first: Twofold | None = None
-    for name, config in variants.items():
-        ours = Twofold(name, config, dtype, like=first)
-        first = first or ours
-        contenders.append(ours)
-    for name in peers:
-        missing = missing_packages(name)
-        if missing:
-            print(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}", file=sys.stderr)
-            continue
-        try:
-            contenders.append(make_peer(name, model, dtype, threads))
-        except ConfigError as error:
-            print(f"twofold: left out {error}", file=sys.stderr)
-    return contenders
-
-
-def _measure(
-    task: "Task",
-    model: ModelConfig,
-    contenders: "Sequence[Contender]",
-    contexts: Sequence[int] | None,
-    batch_sizes: Sequence[int] | None,
-    dtype: str,
-    threads: int,
-    repeats: int,
-    output: Path | None,
-    json: bool,
-    new_tokens: int,
-) -> None:
+def _set_threads(threads: int) -> None:
     import torch
 
-    from twofold.bench import available_memory, measure, measured_record, measured_tables
-
     torch.set_num_threads(threads)
-    measured = measure(
-        contenders,
-        _cases(contexts, batch_sizes),
-        task=task,
-        new_tokens=new_tokens,
-        rounds=repeats,
-        memory_bytes=available_memory(),
-        say=_say,
-    )
-    _show(measured_tables(measured, dtype), measured_record(measured, model, {"dtype": dtype}), output, json)
 
 
-def _show(tables: "Sequence[Table]", record: dict[str, Any], output: Path | None, json: bool) -> None:
+def _show_measured(
+    measured: "Measured", model: ModelConfig, dtype: str, cache_dtype: str | None, output: Path | None, json: bool
+) -> None:
+    from twofold.bench import measured_record, measured_tables, spell_kinds
+
+    record = measured_record(measured, model, {"dtype": dtype, "cache_dtype": cache_dtype})
+    _show(measured_tables(measured, spell_kinds(dtype, cache_dtype)), record, output, json)
+
+
+def _show(tables: "Sequence[Table]", record: Mapping[str, Any], output: Path | None, json: bool) -> None:
     """Tables, the file, and in the end one line of JSON."""
     if output is not None:
         from twofold.bench import write_result
 
-        write_result(output, _command(), tables, record)
+        write_result(output, {shlex.join(["twofold", *sys.argv[1:]]): tables}, record)
     if not json:
         for table in tables:
             print_table(table.title, table.columns, table.rows, table.notes)
             print()
     print_json_line(record)
-
-
-def _command() -> str:
-    import shlex
-
-    return shlex.join(["twofold", *sys.argv[1:]])
 
 
 def _say(line: str) -> None:
