@@ -44,7 +44,7 @@ WIDE = ModelConfig(**{**MODEL, "hidden_size": 64, "num_attention_heads": 2, "int
 @pytest.fixture(autouse=True)
 def no_bandwidth(monkeypatch):
     """A quarter of a gigabyte, summed, is not what these tests are about."""
-    monkeypatch.setattr("twofold.bench.runner.read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr("twofold.bench.runner.read_bandwidth", lambda _: 1.0)
 
 
 def installed(name):

@@ -63,7 +63,7 @@ def clock(monkeypatch):
     clock.log = []
     monkeypatch.setattr(module.time, "process_time", lambda: clock.cpu)
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock.wall)
-    monkeypatch.setattr(module, "read_bandwidth", lambda _: 1_000.0)
+    monkeypatch.setattr(module, "read_bandwidth", lambda _: 1e-6)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 1)
     return clock
 

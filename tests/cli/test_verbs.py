@@ -209,28 +209,35 @@ def test_report_writes_the_page_of_runs_that_are_there(capfd, workplace):
 @pytest.fixture
 def quick_bench(monkeypatch):
     """Summing a quarter of a gigabyte is not what these tests are about."""
-    monkeypatch.setattr("twofold.bench.decode.read_bandwidth", lambda: 12.5)
+    monkeypatch.setattr("twofold.bench.runner.read_bandwidth", lambda _: 12.5)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
 
 
 @pytest.mark.usefixtures("quick_bench")
 def test_bench_decode_prints_json_alone(capfd):
-    arguments = ["bench", "decode", "--config", "run.yaml", "--context", "40", "--repeats", "2", "--batch-size", "2"]
-    output = program(capfd, *arguments, "--variant", "QKV", "--variant", "q-mqa", "--json")
-    assert output.err == ""
+    arguments = ["bench", "decode", "--config", "run.yaml", "--context", "40", "--context", "20", "--repeats", "2"]
+    arguments += ["--batch-size", "2", "--variant", "QKV", "--variant", "q-mqa", "--json"]
+    output = program(capfd, *arguments)
+    assert output.out.count("\n") == 1
     result = json.loads(output.out)
-    assert (result["context"], result["batch_size"], result["repeats"], result["threads"]) == (40, 2, 2, 1)
-    used = {name: row["cache_bytes_used"] for name, row in result["variants"].items()}
-    assert used == {"QKV": 2 * 2 * 2 * 16 * 4 * 40, "q-mqa": 2 * 2 * 4 * 4 * 40}
+    assert (result["rounds"], result["dtype"], result["task"]) == (2, "float32", "decode")
+    used = {(row["contender"], row["context"]): row["cache_bytes"] for row in result["rows"]}
+    qkv, mqa = 2 * 2 * 2 * 16 * 4, 2 * 2 * 4 * 4
+    assert used == {("QKV", 40): 40 * qkv, ("q-mqa", 40): 40 * mqa, ("QKV", 20): 20 * qkv, ("q-mqa", 20): 20 * mqa}
+    assert {row["batch_size"] for row in result["rows"]} == {2}
+    assert "decode at 20 tokens, batch 2: round 2 of 2" in output.err
 
 
 @pytest.mark.usefixtures("quick_bench")
-def test_bench_decode_prints_a_table_of_the_papers_eight(capfd):
-    output = program(capfd, "bench", "decode", "--config", "run.yaml", "--context", "40", "--repeats", "1")
-    assert "Decoding at 40 tokens of context, batch 1, float32, 1 thread" in output.out
-    rows = [line.split()[0] for line in output.out.splitlines() if "KiB" in line]
-    assert rows == ["QKV", "Q=K-V", "Q-K=V", "Q=K=V", "GQA-4", "MQA", "Q-GQA-4", "Q-MQA"]
-    assert "torch scaled_dot_product_attention; this machine reads 12.5 GB/s" in output.out
-    assert output.err == ""
+def test_bench_decode_prints_tables_and_json_last(capfd):
+    arguments = ["--context", "40", "--repeats", "1", "--cache-dtype", "int8", "--peer", "transformers-gpt2"]
+    output = program(capfd, "bench", "decode", "--config", "run.yaml", *arguments)
+    assert "Decoding after 40 tokens, batch 1, float32 with a cache in int8, 1 thread" in output.out
+    rows = [line.split(" · ") for line in output.out.splitlines() if " · " in line and "KiB" in line]
+    ours = ["QKV", "Q=K-V", "Q-K=V", "Q=K=V", "GQA-4", "MQA", "Q-GQA-4", "Q-MQA"]
+    assert [name for name, _ in rows] == [name for name in [*ours, "transformers-gpt2"] for _ in range(2)]
+    assert "The same run reads 12.5 GB/s" in output.out
+    assert json.loads(output.out.splitlines()[-1])["cache_dtype"] == "int8"
 
 
 @pytest.mark.usefixtures("quick_bench")
@@ -239,18 +246,46 @@ def test_bench_decode_measures_the_model_as_given_and_the_variants_that_fit(capf
     arguments = ["bench", "decode", "--config", "run.yaml", "--context", "20", "--repeats", "1", "--json", *settings]
     output = program(capfd, *arguments, "--set", "model.sharing=[tied-kv, qkv]")
     names = ["mixed (as given)", "QKV", "Q=K-V", "Q-K=V", "Q=K=V", "MQA", "Q-MQA"]
-    assert list(json.loads(output.out)["variants"]) == names
-    assert [line.split(":")[1] for line in output.err.splitlines()] == [
+    assert list(dict.fromkeys(row["contender"] for row in json.loads(output.out)["rows"])) == names
+    assert [line.split(":")[1] for line in output.err.splitlines() if line.startswith("twofold: left out")] == [
         " left out variant 'GQA-4'",
         " left out variant 'Q-GQA-4'",
     ]
 
 
 @pytest.mark.usefixtures("quick_bench")
-def test_a_config_of_a_model_alone_is_enough_to_measure(capfd, workplace):
+def test_bench_names_the_peers_that_are_not_installed_or_do_not_fit(capfd, monkeypatch):
+    arguments = ["bench", "prefill", "--config", "run.yaml", "--context", "20", "--repeats", "1", "--variant", "MQA"]
+    monkeypatch.setattr("twofold.bench.peers._is_installed", lambda package: package != "x-transformers")
+    output = program(capfd, *arguments, "--peer", "x-transformers", "--peer", "llama.cpp-q8_0")
+    left_out = [line for line in output.err.splitlines() if line.startswith("twofold: left out")]
+    assert left_out[0] == "twofold: left out x-transformers; to have it: pip install x-transformers"
+    assert left_out[1].startswith("twofold: left out llama.cpp-q8_0: widths")
+    assert [row["contender"] for row in json.loads(output.out.splitlines()[-1])["rows"]] == ["MQA"]
+
+
+@pytest.mark.usefixtures("quick_bench")
+def test_bench_prefill_writes_its_tables(capfd, workplace):
     (workplace / "model.yaml").write_text(json.dumps(MODEL), encoding="utf-8")
-    arguments = ["bench", "decode", "--config", "model.yaml", "--context", "20", "--repeats", "1", "--variant", "MQA"]
-    assert list(json.loads(program(capfd, *arguments, "--json").out)["variants"]) == ["MQA"]
+    arguments = ["bench", "prefill", "--config", "model.yaml", "--context", "20", "--repeats", "1", "--variant", "MQA"]
+    output = program(capfd, *arguments, "--output", "results/here.md", "--json")
+    page = (workplace / "results" / "here.md").read_text(encoding="utf-8")
+    assert "**A prompt of 20 tokens, batch 1, float32, 1 thread**" in page
+    assert "| MQA | " in page
+    assert json.loads((workplace / "results" / "here.json").read_text(encoding="utf-8")) == json.loads(output.out)
+
+
+def test_bench_memory_takes_peaks_apart(capfd):
+    arguments = ["bench", "memory", "--config", "run.yaml", "--context", "40", "--variant", "Q-MQA"]
+    output = program(capfd, *arguments)
+    assert "Peak memory of a generation up to 40 tokens, batch 1, float32" in output.out
+    assert "Users whose cache of 4,096 tokens fits in 4 GiB, float32: arithmetic" in output.out
+    result = json.loads(output.out.splitlines()[-1])
+    assert [(row["contender"], row["cache"]) for row in result["rows"]] == [
+        ("Q-MQA", "growing"),
+        ("Q-MQA", "fixed"),
+    ]
+    assert result["users"] == {"Q-MQA": 2**32 // (2 * 4 * 4 * 4_096)}
 
 
 def test_quickstart_shows_progress_and_prints_the_page(capfd, monkeypatch):

@@ -160,14 +160,18 @@ def measure_decode(
     }
 
 
-def read_bandwidth() -> float:
-    """Bytes a second, in units of 10^9, at which torch's threads sum a tensor much larger than the caches."""
+def read_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes a second, in units of 10^9, at which torch's threads sum a tensor much larger than the caches.
+
+    Args:
+        clock: Time in seconds.
+    """
     tensor = torch.ones(64 * 2**20)
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = clock()
         tensor.sum()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return tensor.nbytes / min(times) / 1e9
 
 

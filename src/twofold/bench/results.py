@@ -59,9 +59,7 @@ def memory_record(
         **settings,
         "task": "memory",
         "rows": [{**asdict(peak), "rest": peak.rest} for peak in peaks],
-        "users": {
-            name: users(variant, settings["cache_dtype"] or settings["dtype"]) for name, variant in variants.items()
-        },
+        "users": {name: users(variant, cached) for name, variant in variants.items()},
         "rest_limit": REST_LIMIT,
         "rest_spread_limit": REST_SPREAD,
         **surroundings(config),
@@ -74,11 +72,12 @@ def memory_tables(
     """What peaks are made of, for each context and batch size; then how many users fit."""
     cached = cache_dtype or dtype
     tables = []
+    kinds = spell_kinds(dtype, cache_dtype)
     for context, batch_size in dict.fromkeys((peak.context, peak.batch_size) for peak in peaks):
         chosen = [peak for peak in peaks if (peak.context, peak.batch_size) == (context, batch_size)]
         tables.append(
             Table(
-                title=f"Peak memory of a generation up to {context:,} tokens, batch {batch_size}, {spell_kinds(dtype, cache_dtype)}",
+                title=f"Peak memory of a generation up to {context:,} tokens, batch {batch_size}, {kinds}",
                 columns=("variant", "cache", "peak", "program", "weights", "exact cache", "rest", "cache saved"),
                 rows=tuple(_memory_cells(peak) for peak in chosen),
                 notes=tuple(_judge(chosen)),
@@ -133,7 +132,7 @@ def measured_tables(measured: Measured, kinds: str) -> list[Table]:
     clock = "CPU time decides" if measured.threads == 1 else "time on the clock decides"
     what = "Decoding after" if measured.task == "decode" else "A prompt of"
     threads = f"{measured.threads} thread{'' if measured.threads == 1 else 's'}"
-    bandwidth = f"{measured.read_bandwidth / 1e9:.1f} GB/s (10^9 bytes)"
+    bandwidth = f"{measured.read_bandwidth_gb_s:.1f} GB/s (10^9 bytes)"
     rounds = f"Medians of {measured.rounds} rounds in turn (lowest-highest); {clock}."
     notes = (rounds, f"The same run reads {bandwidth}.") if measured.task == "decode" else (rounds,)
     return [

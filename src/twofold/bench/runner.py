@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from twofold.bench.contender import Case, Contender, check
+from twofold.bench.decode import read_bandwidth
 
 Task = Literal["decode", "prefill"]
 SLACK_TOKENS = 64
@@ -71,8 +72,8 @@ class Measured:
     """What was timed."""
     rows: tuple[Row, ...]
     """Case by case, in the order of the contenders."""
-    read_bandwidth: float
-    """Bytes a second: the best of the rounds, by the time that decides."""
+    read_bandwidth_gb_s: float
+    """10^9 bytes a second: the best of the rounds, by the time that decides."""
     rounds: int
     """Rounds that count; one more came before."""
     new_tokens: int
@@ -129,7 +130,7 @@ def measure(
                         entry = times.setdefault((case, contender.name, way), _Times(contender, number))
                         entry.error = errors[contender.name]
                         entry.seconds.append(seconds)
-                bandwidth.append(read_bandwidth(threads))
+                bandwidth.append(read_bandwidth(time.process_time if threads == 1 else time.perf_counter))
         for contender in group:
             contender.close()
     best = max(bandwidth)
@@ -137,7 +138,7 @@ def measure(
     return Measured(
         task=task,
         rows=tuple(_row(*key, entry, steps, threads, best, task) for key, entry in _sorted(times, contenders, cases)),
-        read_bandwidth=best,
+        read_bandwidth_gb_s=best,
         rounds=rounds,
         new_tokens=new_tokens,
         threads=threads,
@@ -157,13 +158,6 @@ def fit(contenders: Sequence[Contender], cases: Sequence[Case], memory_bytes: in
         groups[-1].append(contender)
         used += needed
     return groups
-
-
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second at which torch sums a tensor much larger than the caches, by the time that decides."""
-    tensor = torch.ones(64 * 2**20)
-    cpu, wall = _time(lambda: tensor.sum())
-    return tensor.nbytes / (cpu if threads == 1 else wall)
 
 
 @dataclass
@@ -220,7 +214,7 @@ def _row(case: Case, name: str, way: str, entry: _Times, steps: int, threads: in
         tokens_per_second=case.batch_size * (1 if task == "decode" else case.context) / deciding,
         cache_bytes=traffic.cache_bytes,
         moved_bytes=moved,
-        bandwidth_share=None if moved is None else moved / deciding / bandwidth,
+        bandwidth_share=None if moved is None else moved / deciding / bandwidth / 1e9,
         largest_error=entry.error,
         group=entry.group,
     )

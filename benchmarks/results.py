@@ -1,0 +1,69 @@
+"""Writes benchmarks/results/<this machine>.md and .json: decoding, prompts and memory beside other libraries.
+
+    .venv/bin/python benchmarks/results.py [--only decode] [--paper]
+
+Each section is one command of the `twofold` program, which is printed with it. `--paper` adds the paper's own
+comparison, gpt-300m and gpt-1.2b, which takes about an hour and 20 GiB of memory.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twofold.bench import hardware_slug
+from twofold.records import cpu_name, num_cores
+
+FOLDER = Path(__file__).parent / "results"
+SMALL = "--preset gpt-small --variant QKV --variant Q-K=V --variant Q-MQA"
+SECTIONS = [
+    f"bench decode {SMALL} --context 512 --context 4096 --context 16384 --repeats 3 --peers",
+    f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3",
+    f"bench decode {SMALL} --context 4096 --context 16384 --threads 2 --repeats 3 --peers",
+    f"bench decode {SMALL} --context 4096 --context 16384 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
+    f"bench prefill {SMALL} --context 512 --repeats 3 --peers",
+    f"bench memory {SMALL} --context 16384",
+]
+LARGE = "--preset gpt-1.2b --variant QKV --variant Q-K=V --variant Q-MQA"
+PAPER = [
+    f"bench {verb} {model} --context 2048"
+    for model in ("--preset gpt-300m", LARGE)
+    for verb in ("memory", "decode", "decode --batch-size 8")
+]
+
+
+def run(command: str, page: Path) -> tuple[str, Any]:
+    """The section of one command as Markdown, and its data."""
+    arguments = [*shlex.split(command), "--output", str(page), "--json"]
+    subprocess.run([sys.executable, "-m", "twofold", *arguments], stdout=subprocess.DEVNULL, check=True)
+    _, _, tables = page.read_text(encoding="utf-8").partition("\n\n    ")
+    _, _, tables = tables.partition("\n\n")  # without its heading, and the command with this folder's path
+    return f"    twofold {command}\n\n{tables}", json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("decode", "prefill", "memory"), help="this verb's sections only")
+    parser.add_argument("--paper", action="store_true", help="the paper's models too")
+    arguments = parser.parse_args()
+    commands = [*SECTIONS, *(PAPER if arguments.paper else ())]
+    parts, records = [f"# {cpu_name()}, {num_cores()} cores\n"], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for command in commands:
+            if arguments.only in (None, command.split()[1]):
+                print(f"twofold {command}", file=sys.stderr, flush=True)
+                part, records[f"twofold {command}"] = run(command, Path(folder) / "section.md")
+                parts.append(part)
+    FOLDER.mkdir(exist_ok=True)
+    page = FOLDER / f"{hardware_slug()}.md"
+    page.write_text("\n".join(parts), encoding="utf-8")
+    page.with_suffix(".json").write_text(json.dumps(records) + "\n", encoding="utf-8")
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What peak memory is made of; the processes themselves are made in tests/cli."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.tiny_runs import MODEL
+from twofold.bench import Case, PeakMemory, measure_memory, memory_tables, users
+from twofold.bench.memory import available_memory
+from twofold.spec import ConfigError, ModelConfig
+
+QKV = ModelConfig(**MODEL)
+MIB = 2**20
+PEAK = PeakMemory(
+    contender="QKV",
+    cache="fixed",
+    context=100,
+    batch_size=1,
+    peak=900 * MIB,
+    program=300 * MIB,
+    weight_bytes=200 * MIB,
+    cache_bytes=200 * MIB,
+    unshared_bytes=400 * MIB,
+)
+
+
+def judged(*rests):
+    peaks = [replace(PEAK, peak=PEAK.peak - PEAK.rest + rest * MIB) for rest in rests]
+    return memory_tables(peaks, {"QKV": QKV}, "float32", None)[0].notes[0]
+
+
+def test_the_rest_is_what_nothing_explains():
+    assert PEAK.rest == 200 * MIB
+    (row,) = memory_tables([PEAK], {"QKV": QKV}, "float32", None)[0].rows
+    assert row == ("QKV", "fixed", "900.0 MiB", "300.0 MiB", "200.0 MiB", "200.0 MiB", "200.0 MiB", "50 %")
+
+
+def test_the_verdict_needs_a_small_and_an_equal_rest():
+    assert judged(184, 200).endswith("200 and 16 MiB are allowed: met.")
+    assert judged(183, 200).endswith("NOT met.")
+    assert judged(201, 201).endswith("NOT met.")
+
+
+def test_users_are_counted_in_the_type_of_the_cache():
+    one = 2 * 2 * 16 * 4 * 4_096
+    assert users(QKV, "float32") == 4 * 2**30 // one
+    table = memory_tables([], {"QKV": QKV}, "float32", "int8")[-1]
+    assert table.rows[0][-1] == f"{4 * 2**30 // (2 * 2 * (16 + 4 * 4) * 4_096):,}"  # scales of four heads
+
+
+def test_a_context_too_short_for_a_generation_is_refused():
+    with pytest.raises(ConfigError, match="--context must be larger"):
+        measure_memory({"QKV": QKV}, Case(context=8))
+
+
+def test_available_memory_is_a_positive_number_or_unknown():
+    available = available_memory()
+    assert available is None or available > 0
