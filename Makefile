@@ -18,7 +18,8 @@ check: .venv/.installed
 	$(BIN)/lint-imports
 
 bench: .venv/.installed
-	$(BIN)/twofold bench decode
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/results.py
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

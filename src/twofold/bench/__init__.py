@@ -11,6 +11,7 @@ from twofold.bench.memory import PeakMemory, available_memory, measure_memory, p
 from twofold.bench.peers import PEERS, make_peer, missing_packages
 from twofold.bench.results import (
     Table,
+    hardware_slug,
     measured_record,
     measured_tables,
     memory_record,
