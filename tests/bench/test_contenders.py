@@ -24,7 +24,6 @@ from twofold.bench import (
 from twofold.bench import peers as peers_module
 from twofold.bench.contender import check, relative_error
 from twofold.bench.results import hardware_slug, markdown
-from twofold.cache import CacheError
 from twofold.cost import cache_bytes
 from twofold.spec import ConfigError, ModelConfig
 
@@ -88,7 +87,7 @@ def test_a_quantised_cache_is_checked_and_counted_with_its_scales(cache_dtype):
     contender.fill(case)
     used = sum(layer.nbytes_used for layer in contender_layers(contender))
     assert used == contender.traffic(case).cache_bytes == cache_bytes(variant("tied-kv"), 40, cache_dtype).total
-    with pytest.raises(CacheError, match="int9"):
+    with pytest.raises(ConfigError, match="int9"):
         Twofold("tied-kv", variant("tied-kv"), "float32", cache_dtype="int9")
 
 
