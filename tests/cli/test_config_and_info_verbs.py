@@ -64,6 +64,7 @@ def test_info_names_versions_threads_and_implementations(capsys):
     assert facts["packages"]["torch"]
     assert facts["torch"]["threads"] >= 1
     assert set(facts["attention"]) == {"native", "torch"}
+    assert "compile" in facts["linear_layers"]
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert "scaled_dot_product_attention" in text

@@ -1,7 +1,7 @@
-// Compares the kernel with a plain loop in double precision, on whatever machine this is compiled for:
+// Compares attention and linear layers with a plain loop in double precision, on whatever machine this is compiled for:
 //
 //     c++ -std=c++17 -O2 -DTWOFOLD_ISA=baseline -I src/twofold/kernels/csrc tests/kernels/check_decode.cpp
-//         src/twofold/kernels/csrc/decode.cpp src/twofold/kernels/csrc/dispatch.cpp -o check_decode && ./check_decode
+//         src/twofold/kernels/csrc/{decode,dispatch,linear}.cpp -o check_decode && ./check_decode
 //
 // Prints the largest error of each format, and fails where one is larger than rounding explains.
 
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "decode.h"
+#include "linear.h"
 
 namespace {
 
@@ -165,19 +166,50 @@ double check(int dtype) {
   return worst;
 }
 
+// The largest error of a linear layer, relative to the size of its outputs; its weights are one head's rows.
+double check_linear(int dtype) {
+  const int64_t rows = pick({1, 2, 3, 4, 7, 8}), in = pick({64, 128, 192, 320}), out = pick({1, 3, 15, 16, 17, 40});
+  const Rows weight(1, 1, out, in, dtype);
+  std::vector<uint8_t> packed;
+  for (int64_t o = 0; o < out; ++o) {
+    const uint8_t* row = weight.bytes.data() + o * weight.stride[2] * (weight.row_bytes / in);
+    packed.insert(packed.end(), row, row + weight.row_bytes);
+  }
+  packed.resize(packed.size() + 64, 0xff);  // what is fetched ahead is not summed
+  std::vector<float> input(rows * in), output(rows * out, NAN), bias(out);
+  for (float& x : input) x = normal();
+  for (float& x : bias) x = normal();
+  const float* scale = dtype == TWOFOLD_INT8 ? weight.scale.data() : nullptr;
+  const twofold_linear a{input.data(), output.data(), packed.data(), scale, bias.data(), rows, in, out, dtype, 1};
+  if (twofold_linear_forward(&a)) return INFINITY;
+  double worst = 0;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t o = 0; o < out; ++o) {
+      double expected = bias[o];
+      for (int64_t i = 0; i < in; ++i) expected += double(input[r * in + i]) * weight.exact[o * in + i];
+      const double error = std::fabs(output[r * out + o] - expected) / std::sqrt(double(in));
+      worst = error <= worst ? worst : error;
+    }
+  return worst;
+}
+
+// The worst of many random cases; fails where it is larger than rounding explains.
+bool report(const char* what, const char* format, double (*once)(int), int dtype) {
+  double worst = 0;
+  for (int i = 0; i < 150; ++i) {
+    const double error = once(dtype);
+    worst = error <= worst ? worst : error;
+  }
+  std::printf("%s %s %-8s %.1e\n", twofold_isa(), what, format, worst);
+  return worst < 2e-5;
+}
+
 }  // namespace
 
 int main() {
   const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4"};
-  bool failed = false;
-  for (int dtype = TWOFOLD_FLOAT32; dtype <= TWOFOLD_INT4; ++dtype) {
-    double worst = 0;
-    for (int i = 0; i < 150; ++i) {
-      const double error = check(dtype);
-      worst = error <= worst ? worst : error;
-    }
-    std::printf("%s %-8s %.1e\n", twofold_isa(), names[dtype], worst);
-    failed |= !(worst < 2e-5);
-  }
-  return failed;
+  bool right = true;
+  for (int dtype = TWOFOLD_FLOAT32; dtype <= TWOFOLD_INT4; ++dtype) right &= report("attention", names[dtype], check, dtype);
+  for (int dtype = TWOFOLD_FLOAT32; dtype <= TWOFOLD_INT8; ++dtype) right &= report("linear", names[dtype], check_linear, dtype);
+  return !right;
 }

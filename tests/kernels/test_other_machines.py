@@ -16,12 +16,12 @@ def check(folder, compiler, isa, flags=(), emulator=()):
     if missing := [tool for tool in (compiler, *emulator) if shutil.which(tool) is None]:
         pytest.skip(f"{' and '.join(missing)} not installed")
     program = folder / "check_decode"
-    sources = [HERE / "check_decode.cpp", SOURCES / "decode.cpp", SOURCES / "dispatch.cpp"]
+    sources = [HERE / "check_decode.cpp", *(SOURCES / f"{name}.cpp" for name in ("decode", "dispatch", "linear"))]
     command = [compiler, *FLAGS, f"-DTWOFOLD_ISA={isa}", *flags, "-I", SOURCES, *sources, "-o", program]
     subprocess.run(command, check=True, timeout=600)
     ran = subprocess.run([*emulator, program], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count(isa) == 5  # formats
+    assert ran.stdout.count(isa) == 5 + 4  # formats of attention and of linear layers
 
 
 def test_baseline(tmp_path):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from twofold.attention.context import AttentionContext
 from twofold.attention.score_map import ScoreMapMix
 from twofold.cache import LayerCache, Quantized, Stored, spread
-from twofold.kernels import KeyValue, Rotation, attend, rotate
+from twofold.kernels import KeyValue, Linear, Rotation, attend, rotate
 from twofold.spec import ModelConfig
 
 
@@ -51,15 +51,15 @@ class Attention(nn.Module):
         query_width, group_width = self.num_heads * self.head_dim, self.num_groups * self.head_dim
         self.query_depth = config.query_depth
         if config.query_depth == 2:
-            self.q_a_proj = nn.Linear(hidden, query_width, bias=False)
-            self.q_b_proj = nn.Linear(query_width, query_width, bias=bias)
+            self.q_a_proj = Linear(hidden, query_width, bias=False)
+            self.q_b_proj = Linear(query_width, query_width, bias=bias)
         else:
-            self.q_proj = nn.Linear(hidden, query_width, bias=bias)
+            self.q_proj = Linear(hidden, query_width, bias=bias)
         if not self.sharing.ties_query_key:
-            self.k_proj = nn.Linear(hidden, group_width, bias=bias)
+            self.k_proj = Linear(hidden, group_width, bias=bias)
         if not self.sharing.ties_key_value:
-            self.v_proj = nn.Linear(hidden, group_width, bias=bias)
-        self.o_proj = nn.Linear(query_width, hidden, bias=bias)
+            self.v_proj = Linear(hidden, group_width, bias=bias)
+        self.o_proj = Linear(query_width, hidden, bias=bias)
 
         self.qk_norm = config.qk_norm
         if config.qk_norm:
@@ -68,8 +68,8 @@ class Attention(nn.Module):
             # In `relative` mode the scale commutes with the rotation because a rotary pair shares one entry.
             self.k_norm = nn.Parameter(torch.ones(self.head_dim // (2 if self.rope_mode == "relative" else 1)))
         if self.rope_width:
-            self.q_rope_proj = nn.Linear(hidden, self.num_heads * self.rope_width, bias=bias)
-            self.k_rope_proj = nn.Linear(hidden, self.rope_width, bias=bias)
+            self.q_rope_proj = Linear(hidden, self.num_heads * self.rope_width, bias=bias)
+            self.k_rope_proj = Linear(hidden, self.rope_width, bias=bias)
             self.kv_norm = nn.RMSNorm(group_width, eps=config.norm_eps)
         self.score_map = None if config.score_map == "none" else ScoreMapMix(config.score_map)
 
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         """Replaces the two query matrices of `query_depth=2` by their product, for inference."""
         with torch.no_grad():
             weight = (self.q_b_proj.weight.double() @ self.q_a_proj.weight.double()).to(self.q_b_proj.weight.dtype)
-            folded = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device, dtype=weight.dtype)
+            folded = Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device, dtype=weight.dtype)
             folded.weight.copy_(weight)
         folded.bias = self.q_b_proj.bias
         self.q_proj, self.query_depth = folded, 1

@@ -7,7 +7,7 @@ from twofold.cli.output import print_json
 
 
 def info(json: JsonOption = False) -> None:
-    """Versions, hardware, threads and the attention implementations that this machine has."""
+    """Versions, hardware, threads, and what computes attention and linear layers on this machine."""
     facts = collect()
     if json:
         print_json(facts)
@@ -25,7 +25,7 @@ def collect() -> dict[str, Any]:
     """Facts about this machine as plain data. None of them names its owner, its paths or its network."""
     import torch
 
-    from twofold.kernels import describe
+    from twofold.kernels import describe, describe_linear
     from twofold.records import describe_environment
 
     accelerators = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -41,6 +41,7 @@ def collect() -> dict[str, Any]:
             "bfloat16_on_gpu": torch.cuda.is_bf16_supported() if torch.cuda.is_available() else None,
         },
         "attention": describe(),
+        "linear_layers": describe_linear(),
     }
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from twofold.hf.cache import adopt_cache, cache_for, quantized_dtype
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.inputs import read_attention_mask, read_documents
+from twofold.kernels import Linear
 from twofold.models import Decoder, initialize
 from twofold.spec import ConfigError, ModelConfig, TwofoldError
 
@@ -176,7 +177,7 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):  # type: igno
         if not config.spec.causal:
             raise ConfigError("a causal language model needs causal: true; this config has causal: false")
         self.model = TwofoldModel(config)
-        self.lm_head = nn.Linear(config.spec.hidden_size, config.spec.vocab_size, bias=False)
+        self.lm_head = Linear(config.spec.hidden_size, config.spec.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def fold_queries(self) -> None:

@@ -3,25 +3,32 @@
 `native` is compiled: it passes over the cache once, for one or a few queries on the CPU. `sdpa` is torch's
 scaled_dot_product_attention, with the heads of a group folded together where that is faster, and does all the rest.
 Both have the contract of `attend`, and the attention room calls no other. `KeyValue` is what they read: keys and values
-in the form in which a cache stores them.
+in the form in which a cache stores them. `linear` does the same for linear layers: one pass over the weights for a few
+tokens, and torch for all the rest.
 """
 
 from twofold.kernels.choice import VARIABLE, attend, describe, implementation
 from twofold.kernels.key_value import KeyValue, Rotation
+from twofold.kernels.linear import LINEAR_VARIABLE, Linear, describe_linear, linear, why_not_linear
 from twofold.kernels.mask import Mask
 from twofold.kernels.native import instruction_set
 from twofold.kernels.rotary import rotary_frequencies, rotary_tables, rotate
 
 __all__ = [
+    "LINEAR_VARIABLE",
     "VARIABLE",
     "KeyValue",
+    "Linear",
     "Mask",
     "Rotation",
     "attend",
     "describe",
+    "describe_linear",
     "implementation",
     "instruction_set",
+    "linear",
     "rotary_frequencies",
     "rotary_tables",
     "rotate",
+    "why_not_linear",
 ]

@@ -39,14 +39,14 @@ def implementation(query: Tensor, stored: KeyValue, mask: Mask) -> str:
     return "native" if wanted() != "torch" and native.why_not(query, stored, mask) is None else "torch"
 
 
-def wanted() -> str:
+def wanted(variable: str = VARIABLE) -> str:
     """What the environment asks for; raises `ConfigError` for a name that does not exist, or what was not compiled."""
-    name = os.environ.get(VARIABLE, "auto")
+    name = os.environ.get(variable, "auto")
     if name not in _NAMES:
-        raise ConfigError(f"{VARIABLE}={name} is unknown{did_you_mean(name, _NAMES)} Use one of {', '.join(_NAMES)}")
+        raise ConfigError(f"{variable}={name} is unknown{did_you_mean(name, _NAMES)} Use one of {', '.join(_NAMES)}")
     if name == "native" and native.load_library() is None:
         raise ConfigError(
-            f"{VARIABLE}=native, but the kernel was not compiled; install a C++ compiler first, or unset it"
+            f"{variable}=native, but the kernel was not compiled; install a C++ compiler first, or unset it"
         )
     return name
 

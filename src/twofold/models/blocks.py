@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from twofold.attention import Attention, AttentionContext, ScoreMapMix
 from twofold.cache import LayerCache
+from twofold.kernels import Linear
 from twofold.spec import ModelConfig
 
 
@@ -19,9 +20,9 @@ class MLP(nn.Module):
         assert config.intermediate_size is not None
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.activation = config.activation
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, inner, bias=bias) if config.gated_mlp else None
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, hidden_states: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
         """Applies the MLP to each token."""

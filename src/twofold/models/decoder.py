@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from twofold.attention import AttentionContext, sinusoidal_embedding
 from twofold.cache import LayerCache
+from twofold.kernels import Linear
 from twofold.models.blocks import Block, initialize, make_norm
 from twofold.spec import ConfigError, ModelConfig
 
@@ -121,7 +122,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.decoder = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(lambda module: initialize(module, config))
         if config.tie_word_embeddings:
             self.lm_head.weight = self.decoder.embed_tokens.weight

@@ -5,8 +5,14 @@
 #endif
 
 #include "decode.h"
+#include "linear.h"
 
-#define DECLARE(isa) namespace twofold::isa { int decode_attention(const twofold_decode&); }
+#define DECLARE(isa)                                 \
+  namespace twofold::isa {                          \
+  int decode_attention(const twofold_decode&);      \
+  int linear_forward(const twofold_linear&);        \
+  }
+#define CHOICE(isa, name) Choice{twofold::isa::decode_attention, twofold::isa::linear_forward, name}
 #define NAME(isa) #isa
 #define NAME_OF(isa) NAME(isa)
 #if defined(TWOFOLD_ISA)
@@ -21,23 +27,25 @@ DECLARE(baseline)
 
 namespace {
 
-using Decode = int (*)(const twofold_decode&);
-
-struct Choice { Decode decode; const char* name; };
+struct Choice {
+  int (*decode)(const twofold_decode&);
+  int (*linear)(const twofold_linear&);
+  const char* name;
+};
 
 Choice choose() {
 #if defined(TWOFOLD_ISA)
-  return {twofold::TWOFOLD_ISA::decode_attention, NAME_OF(TWOFOLD_ISA)};
+  return CHOICE(TWOFOLD_ISA, NAME_OF(TWOFOLD_ISA));
 #else
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return {twofold::avx512::decode_attention, "avx512"};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {twofold::avx2::decode_attention, "avx2"};
+    return CHOICE(avx512, "avx512");
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CHOICE(avx2, "avx2");
 #endif
 #if defined(__aarch64__)
-  return {twofold::baseline::decode_attention, "neon"};
+  return CHOICE(baseline, "neon");
 #else
-  return {twofold::baseline::decode_attention, "baseline"};
+  return CHOICE(baseline, "baseline");
 #endif
 #endif
 }
@@ -56,10 +64,15 @@ const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }  // namespace
 
 int twofold_decode_attention(const twofold_decode* args) {
-  if (!forked) return choice().decode(*args);
-  twofold_decode alone = *args;
-  alone.threads = 1;
-  return choice().decode(alone);
+  twofold_decode call = *args;
+  if (forked) call.threads = 1;
+  return choice().decode(call);
+}
+
+int twofold_linear_forward(const twofold_linear* args) {
+  twofold_linear call = *args;
+  if (forked) call.threads = 1;
+  return choice().linear(call);
 }
 
 const char* twofold_isa(void) { return choice().name; }

@@ -1,0 +1,106 @@
+// Products of one or a few rows with a matrix: each weight is read once, in the order of memory, and fetched ahead.
+// Compiled once for each instruction set; `TWOFOLD_ISA` names the namespace.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "block.h"
+#include "formats.h"
+#include "linear.h"
+#include "simd.h"
+
+namespace twofold::TWOFOLD_ISA {
+namespace {
+
+constexpr int64_t kBytesPerThread = 1 << 17;  // of weights, below which a second thread costs more than it brings
+
+// Products of one input with n rows, n <= kWidth.
+template <class T>
+TWOFOLD_INLINE void multiply_rows(const float* input, const T* weight, int64_t width, int n, float* output) {
+  constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
+  constexpr int kFetch = sizeof(T) == 1 ? kAhead / 2 : kAhead;
+  Floats sums[kWidth] = {};
+  for (int r = 0; r < n; ++r, weight += width) {
+    Floats a[2][P] = {};
+    auto add = [&](int64_t d, Floats* to) {
+      Floats w[P];
+      __builtin_prefetch(reinterpret_cast<const char*>(weight + d) + kFetch);
+      Format<T>::unpack(weight + d, w);
+      for (int p = 0; p < P; ++p) to[p] += load(input + d + p * kWidth) * w[p];
+    };
+    int64_t d = 0;
+    if (P == 1)
+      for (; d + 2 * kGroup <= width; d += 2 * kGroup) add(d, a[0]), add(d + kGroup, a[1]);
+    for (; d < width; d += kGroup) add(d, a[0]);
+    for (int p = 0; p < P; ++p) sums[r] += a[0][p] + a[1][p];
+  }
+  const Floats all = sum_each(sums);
+  std::memcpy(output, &all, 4 * n);
+}
+
+// Outputs `begin` to `end - 1` for every row of the input, a few weight rows at a time.
+template <class T>
+void multiply_range(const twofold_linear& a, const float* input, int64_t begin, int64_t end) {
+  const int64_t width = a.in;
+  for (int64_t j = begin; j < end; j += kWidth) {
+    const int n = int(std::min<int64_t>(kWidth, end - j));
+    const T* weight = static_cast<const T*>(a.weight) + j * width;
+    float* output = a.output + j;
+    int64_t row = 0;
+    for (; row + 4 <= a.rows; row += 4)
+      score_rows<4, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width));
+    for (; row + 2 <= a.rows; row += 2)
+      score_rows<2, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width));
+    for (; row < a.rows; ++row) multiply_rows(input + row * width, weight, width, n, output + row * a.out);
+    for (row = 0; row < a.rows; ++row)
+      for (int i = 0; i < n; ++i) {
+        float& y = output[row * a.out + i];
+        if (a.scale) y *= a.scale[j + i];
+        if (a.bias) y += a.bias[j + i];
+      }
+  }
+}
+
+// The inputs in the order in which weights are unpacked.
+template <class T>
+const float* reorder(const twofold_linear& a, AlignedFloats& memory) {
+  constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
+  float* to = memory.data();
+  for (int64_t d = 0; d < a.rows * a.in; d += kGroup)
+    for (int p = 0; p < P; ++p)
+      for (int lane = 0; lane < kWidth; ++lane) to[d + p * kWidth + lane] = a.input[d + lane * P + p];
+  return to;
+}
+
+template <class T>
+int multiply(const twofold_linear& a) {
+  if (!fits<T>(int(a.in))) return 1;
+  constexpr bool kReorders = Format<T>::kParts > 1;
+  AlignedFloats memory(kReorders ? a.rows * a.in : 0);
+  const float* input = kReorders ? reorder<T>(a, memory) : a.input;
+  const int64_t tiles = (a.out + kWidth - 1) / kWidth;
+  const int64_t wanted = a.out * a.in * int64_t(sizeof(T)) / kBytesPerThread;
+  const int64_t parts = std::max<int64_t>(1, std::min({int64_t(a.threads), wanted, tiles}));
+  auto part = [&](int64_t i) {
+    multiply_range<T>(a, input, tiles * i / parts * kWidth, std::min(a.out, tiles * (i + 1) / parts * kWidth));
+  };
+  if (parts == 1) return part(0), 0;
+#pragma omp parallel for num_threads(int(parts)) schedule(static, 1)
+  for (int64_t i = 0; i < parts; ++i) part(i);
+  return 0;
+}
+
+}  // namespace
+
+int linear_forward(const twofold_linear& a) {
+  switch (a.dtype) {
+    case TWOFOLD_FLOAT32: return multiply<float>(a);
+    case TWOFOLD_BFLOAT16: return multiply<BFloat16>(a);
+    case TWOFOLD_FLOAT16: return multiply<Float16>(a);
+    case TWOFOLD_INT8: return multiply<int8_t>(a);
+    default: return 1;
+  }
+}
+
+}  // namespace twofold::TWOFOLD_ISA
