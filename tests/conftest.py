@@ -1,4 +1,4 @@
-"""Checks annotated shapes and types while the tests run, and keeps tests that need a tool from vanishing."""
+"""Checks annotated shapes and types while the tests run, and keeps tests that need something from vanishing."""
 
 import os
 
@@ -13,6 +13,14 @@ install_import_hook([f"twofold.{room}" for room in ROOMS], "beartype.beartype") 
 # A busy machine is no failure; everything else stays as Hypothesis has it, which repeats the same examples in CI.
 hypothesis.settings.register_profile("twofold", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("twofold")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("kernel"):
+        from twofold.kernels import native
+
+        if native.load_library() is None:
+            pytest.skip("the kernel was not compiled")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,7 +21,6 @@ from twofold.kernels import (
 )
 from twofold.spec import ConfigError
 
-needs_kernel = pytest.mark.skipif(native.load_library() is None, reason="the kernel was not compiled")
 # Against float64 on the same, already rounded inputs, half precision adds nothing but the rounding of the output.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -76,7 +75,7 @@ def turned(keys, positions, frequencies):
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-@needs_kernel
+@pytest.mark.kernel
 @settings(deadline=None, max_examples=400)
 @given(data=st.data())
 def test_native_equals_float64(data):
@@ -130,7 +129,7 @@ def test_native_equals_float64(data):
     assert difference < (2e-5 if dtype == torch.float32 else 0.06)
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 def test_half_precision_is_no_worse_than_torch(dtype, tied):
@@ -142,7 +141,7 @@ def test_half_precision_is_no_worse_than_torch(dtype, tied):
     assert (ours - reference).abs().max() <= 2 * (stock - reference).abs().max() + 1e-6
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1e4, 1e18])
 def test_huge_and_tiny_scores(size):
     q, k, v = make(1, 2, 2, 3, 200, 64, torch.float32, False)
@@ -151,7 +150,7 @@ def test_huge_and_tiny_scores(size):
     assert (got - exact(q * size, k, v, *ends, 1.0)).abs().max() < 1e-4
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_reaches_the_queries_that_see_it_and_no_other(value):
     q, k, v = make(1, 1, 2, 2, 100, 64, torch.float32, True)
@@ -162,7 +161,7 @@ def test_nan_reaches_the_queries_that_see_it_and_no_other(value):
     assert not got[:, :, 1].isfinite().all()
 
 
-@needs_kernel
+@pytest.mark.kernel
 def test_queries_that_see_nothing_get_zeros():
     q, k, v = make(2, 2, 3, 2, 80, 64, torch.float32, True)
     mask = Mask.between(torch.tensor([[0, 5], [80, 3]]), torch.tensor([[80, 5], [80, 9]]), 80)
@@ -172,7 +171,7 @@ def test_queries_that_see_nothing_get_zeros():
     assert got[0, :, 0].ne(0).any()
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.parametrize("keys", [300, 5_000])
 def test_two_threads_and_one_agree(keys):
     q, k, v = make(1, 1, 4, 1, keys, 64, torch.float32, True)
@@ -193,9 +192,9 @@ def _attend_in_child(queue):
     queue.put(native.attend(q, KeyValue(k, v), Mask.full(), 0.125).tolist())
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", sorted({"fork", "spawn"} & {*multiprocessing.get_all_start_methods()}))
 def test_child_processes_can_use_it(method):
     """After the parent has used two threads, which do not survive a fork."""
     q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)
@@ -214,7 +213,7 @@ def test_child_processes_can_use_it(method):
 
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_kernel)])
+@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=pytest.mark.kernel)])
 def test_implementations_agree(name, groups, queries, monkeypatch):
     monkeypatch.setenv(VARIABLE, name)
     q, k, v = make(2, groups, 4 // groups, queries, 90, 64, torch.float32, True)
@@ -224,7 +223,7 @@ def test_implementations_agree(name, groups, queries, monkeypatch):
     assert (got - exact(q, k, v, first, last, 0.125)).abs().max() < 2e-6
 
 
-@needs_kernel
+@pytest.mark.kernel
 def test_what_the_kernel_leaves_to_torch():
     q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
     full = Mask.full()
