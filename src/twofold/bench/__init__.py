@@ -4,7 +4,7 @@ A contender is a model with a cache, ours or another library's. The runner check
 turn with the others.
 """
 
-from twofold.bench.contender import Case, Contender, CorrectnessError, Traffic
+from twofold.bench.contender import Case, Contender, CorrectnessError, Spread, Traffic
 from twofold.bench.decode import DecodeCase, measure_decode, read_bandwidth
 from twofold.bench.generation import Transformers, Twofold
 from twofold.bench.memory import PeakMemory, available_memory, measure_memory, peak_decode_memory, users
@@ -19,7 +19,7 @@ from twofold.bench.results import (
     spell_kinds,
     write_result,
 )
-from twofold.bench.runner import Measured, Row, Spread, Task, measure
+from twofold.bench.runner import Measured, Row, Task, measure
 
 __all__ = [
     "PEERS",

@@ -1,6 +1,7 @@
 """What the benchmark times, and the check that comes before."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
@@ -8,7 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from twofold.attention import AttentionContext
+from twofold.cache import LayerCache
 from twofold.cost import cache_bytes, cache_elements, check_dtype, count_parameters
+from twofold.models import Decoder
 from twofold.spec import ModelConfig, TwofoldError
 
 GATE_PROMPT = 16
@@ -31,6 +35,23 @@ class Case:
     """Tokens in the cache before the first timed one; for prefill, tokens of the prompt."""
     batch_size: int = 1
     """Sequences together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The rounds of one figure."""
+
+    median: float
+    """The middle round."""
+    low: float
+    """The lowest."""
+    high: float
+    """The highest."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The spread of some numbers."""
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +118,26 @@ def check(contender: Contender) -> float:
             f"more than the {contender.tolerance:.2g} that rounding explains; nothing was timed"
         )
     return error
+
+
+@torch.no_grad()
+def fill_caches(decoder: Decoder, caches: Sequence[LayerCache], case: Case, *, piece: int) -> None:
+    """Fills caches up to the context with what random hidden states project to.
+
+    Args:
+        decoder: The model.
+        caches: One a layer, empty.
+        case: Context and batch size.
+        piece: Tokens at a time, as a prompt that is passed in pieces fills it.
+    """
+    config, dtype = decoder.config, decoder.embed_tokens.weight.dtype
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, case.context, piece):
+        positions = torch.arange(start, min(start + piece, case.context)).expand(case.batch_size, -1)
+        hidden_states = torch.randn(*positions.shape, config.hidden_size, generator=generator).to(dtype)
+        context = AttentionContext(positions, causal=True, rope_theta=config.rope_theta)
+        for block, cache in zip(decoder.blocks(), caches, strict=True):
+            cache.append(*block.self_attn.project(hidden_states, context)[1])
 
 
 def relative_error(decoded: Tensor, expected: Tensor) -> float:

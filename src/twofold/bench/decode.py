@@ -3,13 +3,13 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from twofold.attention import AttentionContext
-from twofold.bench.contender import CorrectnessError
+from twofold.bench.contender import Case, CorrectnessError, Spread, fill_caches
 from twofold.cache import LayerCache
 from twofold.kernels import implementation, instruction_set
 from twofold.models import LanguageModel
@@ -59,16 +59,10 @@ class DecodeCase:
             raise CorrectnessError(f"decoding {self.model.config.label} is off by {error:.2g}; nothing was timed")
         return error
 
-    @torch.no_grad()
     def fill(self) -> None:
         """Fills the cache up to the context with what random hidden states project to."""
-        generator = torch.Generator().manual_seed(0)
-        for start in range(0, self.context, _FILL_TOKENS):
-            positions = torch.arange(start, min(start + _FILL_TOKENS, self.context)).expand(len(self.tokens), -1)
-            hidden_states = torch.randn(*positions.shape, self.model.config.hidden_size, generator=generator)
-            context = AttentionContext(positions, causal=True, rope_theta=self.model.config.rope_theta)
-            for block, cache in zip(self.model.decoder.blocks(), self.cache, strict=True):
-                cache.append(*block.self_attn.project(hidden_states, context)[1])
+        case = Case(context=self.context, batch_size=len(self.tokens))
+        fill_caches(self.model.decoder, self.cache, case, piece=_FILL_TOKENS)
 
     @torch.no_grad()
     def seconds_per_token(self) -> float:
@@ -149,8 +143,8 @@ def measure_decode(
         "read_bandwidth_gb_s": read_bandwidth(),
         "variants": {
             name: {
-                "milliseconds_per_token": _spread([1e3 * seconds for seconds in rounds[name]]),
-                "tokens_per_second": _spread([batch_size / seconds for seconds in rounds[name]]),
+                "milliseconds_per_token": asdict(Spread.of([1e3 * seconds for seconds in rounds[name]])),
+                "tokens_per_second": asdict(Spread.of([batch_size / seconds for seconds in rounds[name]])),
                 "cache_bytes_used": case.nbytes_used,
                 "cache_bytes_allocated": case.nbytes_allocated,
                 "largest_error": errors[name],
@@ -181,7 +175,3 @@ def _spell_attention(used: Mapping[str, str]) -> str:
     usual = max(set(used.values()), key=list(used.values()).count)
     others = [f"{name}: {words[kind]}" for name, kind in used.items() if kind != usual]
     return "; ".join([words[usual], *others])
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}

@@ -13,11 +13,12 @@ from twofold.bench.contender import (
     TOLERANCES,
     Case,
     Traffic,
+    fill_caches,
     relative_error,
     step_traffic,
     torch_dtype,
 )
-from twofold.cache import LayerCache, check_cache_dtype
+from twofold.cache import check_cache_dtype
 from twofold.cost import DTYPE_BYTES, unshared_baseline
 from twofold.spec import ConfigError, ModelConfig
 
@@ -180,35 +181,19 @@ class Twofold(GenerateContender):
 
     def make_cache(self, name: str) -> Any:  # noqa: ARG002 - there is one kind
         """The cache that our model fills."""
-        from transformers import DynamicCache
+        from twofold.hf import adopt_cache, cache_for
 
-        from twofold.hf import TwofoldCacheLayer
-
-        cache: Any = DynamicCache()
-        for layer in range(self.config.num_hidden_layers):
-            window = self.config.layer_sliding_window(layer)
-            storage = LayerCache(
-                window=window,
-                capacity=self._capacity,
-                rewind=0 if window is None else self.longest,  # the timed tokens are taken back
-                dtype=self._cache_dtype,
-            )
-            cache.layers.append(TwofoldCacheLayer(storage, self.config.layer_sharing(layer).num_cached_tensors))
+        cache = cache_for(self.model, self._cache_dtype, self._capacity)
+        for layer in adopt_cache(cache, self.model.spec):
+            if layer.window is not None:
+                layer.rewind = self.longest  # the timed tokens are taken back
         return cache
 
     def fill_cache(self, cache: Any, case: Case) -> Any:
         """Fills the cache with what random hidden states project to, in the form in which each layer keeps it."""
-        from twofold.attention import AttentionContext
         from twofold.hf import adopt_cache
 
-        storage = adopt_cache(cache, self.model.spec)
-        generator = torch.Generator().manual_seed(0)
-        for start in range(0, case.context, _FILL_TOKENS):
-            positions = torch.arange(start, min(start + _FILL_TOKENS, case.context)).expand(case.batch_size, -1)
-            hidden = torch.randn(*positions.shape, self.config.hidden_size, generator=generator)
-            context = AttentionContext(positions, causal=True, rope_theta=self.config.rope_theta)
-            for block, layer in zip(self.model.model.decoder.blocks(), storage, strict=True):
-                layer.append(*block.self_attn.project(hidden.to(torch_dtype(self.dtype)), context)[1])
+        fill_caches(self.model.model.decoder, adopt_cache(cache, self.model.spec), case, piece=_FILL_TOKENS)
         return cache
 
     def ways(self) -> Mapping[str, Callable[[int], None]]:

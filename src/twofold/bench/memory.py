@@ -158,8 +158,7 @@ def available_memory() -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return None
-    line = next(line for line in meminfo.read_text(encoding="utf-8").splitlines() if line.startswith("MemAvailable:"))
-    return int(line.split()[1]) * 1024 * 9 // 10
+    return _proc_bytes(meminfo, "MemAvailable") * 9 // 10
 
 
 def _peak_rss() -> int:
@@ -177,7 +176,12 @@ def _resident(field: str) -> int:
     status = Path("/proc/self/status")
     if not status.exists():
         return _peak_rss()
-    line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
+    return _proc_bytes(status, field)
+
+
+def _proc_bytes(path: Path, field: str) -> int:
+    """A field that Linux tells in KiB."""
+    line = next(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 

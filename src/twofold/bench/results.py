@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from twofold.bench.contender import Spread
 from twofold.bench.memory import (
     REST_LIMIT,
     REST_SPREAD,
@@ -18,7 +19,7 @@ from twofold.bench.memory import (
     users,
 )
 from twofold.bench.peers import PEERS
-from twofold.bench.runner import Measured, Row, Spread
+from twofold.bench.runner import Measured, Row
 from twofold.cost import cache_bytes, format_bytes, format_percent
 from twofold.kernels import describe
 from twofold.records import cpu_name, describe_environment, num_cores

@@ -1,6 +1,5 @@
 """Rounds: what is compared takes turns, A B C A B C, so that a machine that slows down slows all of it."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,29 +8,12 @@ from typing import Literal
 
 import torch
 
-from twofold.bench.contender import Case, Contender, check
+from twofold.bench.contender import Case, Contender, Spread, check
 from twofold.bench.decode import read_bandwidth
 
 Task = Literal["decode", "prefill"]
 SLACK_TOKENS = 64
 """Positions that models have beyond the longest context."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The rounds of one figure."""
-
-    median: float
-    """The middle round."""
-    low: float
-    """The lowest."""
-    high: float
-    """The highest."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """The spread of some numbers."""
-        return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
 @dataclass(frozen=True, kw_only=True)
