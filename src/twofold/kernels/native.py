@@ -67,7 +67,7 @@ def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
         return f"the tensors are on {query.device.type}"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "gradients are wanted"
-    if query.dtype not in _FLOATS or key.dtype != (query.dtype if stored.key_scale is None else key.dtype):
+    if query.dtype not in _FLOATS or (stored.key_scale is None and key.dtype != query.dtype):
         return f"the dtype is {query.dtype} over {key.dtype}"
     if key.dtype not in _DTYPES or value.dtype != key.dtype:
         return f"the dtype is {key.dtype}"

@@ -65,12 +65,10 @@ void multiply_range(const twofold_linear& a, const float* input, int64_t begin, 
 // The inputs in the order in which weights are unpacked.
 template <class T>
 const float* reorder(const twofold_linear& a, AlignedFloats& memory) {
-  constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
-  float* to = memory.data();
-  for (int64_t d = 0; d < a.rows * a.in; d += kGroup)
-    for (int p = 0; p < P; ++p)
-      for (int lane = 0; lane < kWidth; ++lane) to[d + p * kWidth + lane] = a.input[d + lane * P + p];
-  return to;
+  const int width = int(a.in);
+  for (int64_t row = 0; row < a.rows; ++row)
+    for (int i = 0; i < width; ++i) memory.data()[row * width + i] = a.input[row * width + channel_at<T>(i, width)];
+  return memory.data();
 }
 
 template <class T>
