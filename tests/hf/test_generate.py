@@ -28,6 +28,15 @@ def prompts(batch=2, length=6):
     return torch.randint(1, VOCABULARY, (batch, length))
 
 
+def left_padded_prompts():
+    tokens = prompts(3, 8)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    mask[1, :2] = 0
+    tokens[mask == 0] = 0
+    return tokens, mask
+
+
 def generate(model, tokens, **options):
     """Tokens and logits of a run, with a seed, and nothing left to chance."""
     set_seed(5)
@@ -73,11 +82,8 @@ def test_static_equals_dynamic(variant, mode):
 @pytest.mark.parametrize("mode", ["greedy", "beam"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_left_padded_batch_equals_single_runs(variant, mode):
-    model, tokens = make_model(variant), prompts(3, 8)
-    mask = torch.ones_like(tokens)
-    mask[0, :5] = 0
-    mask[1, :2] = 0
-    tokens[mask == 0] = 0
+    model = make_model(variant)
+    tokens, mask = left_padded_prompts()
     batch = generate(model, tokens, attention_mask=mask, **MODES[mode])
     assert_same(batch, generate(model, tokens, attention_mask=mask, use_cache=False, **MODES[mode]))
     for row in range(3):
@@ -170,11 +176,8 @@ def test_quantised_equals_recomputing_everything(variant, mode, dtype):
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_quantised_with_left_padding_and_beams(variant, dtype):
-    model, tokens = make_model(variant), prompts(3, 8)
-    mask = torch.ones_like(tokens)
-    mask[0, :5] = 0
-    mask[1, :2] = 0
-    tokens[mask == 0] = 0
+    model = make_model(variant)
+    tokens, mask = left_padded_prompts()
     options = {"attention_mask": mask, "num_beams": 3}
     batch = generate(model, tokens, **{CACHE_NAME: cache_for(model, dtype)}, **options)
     assert_same(batch, generate(recomputing(model, dtype), tokens, use_cache=False, **options))
