@@ -12,7 +12,7 @@ from twofold.kernels.native import instruction_set, load_library
 
 LINEAR_VARIABLE = "TWOFOLD_LINEAR"
 """Environment variable: `auto` (the default), `native` or `torch`."""
-MAX_ROWS = 8
+MAX_ROWS = 16
 """Tokens up to which reading each weight once beats torch's matrix products."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _WEIGHTS = {torch.float32: (0, 16), torch.bfloat16: (1, 32), torch.float16: (2, 32), torch.int8: (3, 64)}
