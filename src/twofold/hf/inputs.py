@@ -18,7 +18,8 @@ def read_attention_mask(
         num_past: Tokens in the cache.
 
     Returns:
-        padding (B, S), True for real tokens, or None; and a custom mask in the model's dtype, or None.
+        padding (B, S), True for real tokens, or None when all are real; and a custom mask in the model's dtype, or
+        None.
 
     Raises:
         DataError: for a mask of another length or kind.
@@ -40,7 +41,8 @@ def read_attention_mask(
     if attention_mask.ndim == 2:
         if attention_mask.shape[0] != batch:
             raise DataError(f"attention_mask has {attention_mask.shape[0]} rows for a batch of {batch}")
-        return attention_mask.to(embedded.device) != 0, None
+        all_real = bool(attention_mask.all())  # the usual case, in which nothing as long as the context is made
+        return None if all_real else attention_mask.to(embedded.device) != 0, None
     if attention_mask.shape[-2] != num_new or attention_mask.shape[0] not in (1, batch):
         raise DataError(
             f"attention_mask has the shape {tuple(attention_mask.shape)}; it must be "

@@ -1,6 +1,6 @@
 """Which keys each query sees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -22,6 +22,7 @@ class Mask:
     """One past the last of them."""
     num_keys: int = 0
     """S, where `first` and `last` are given."""
+    _ends: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def full(cls) -> "Mask":
@@ -51,6 +52,20 @@ class Mask:
         keys = torch.arange(self.num_keys, device=self.first.device)
         visible = (keys >= self.first[..., None]) & (keys < self.last[..., None])  # (B or 1, T, S)
         return visible[:, None]  # (B or 1, 1, T, S)
+
+    def ends(self, batch: int, num_queries: int, num_keys: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+        """The first key that each query sees and one past the last, made once for all layers; `given` has none."""
+        size = (batch, num_queries, num_keys)
+        if size not in self._ends:
+            if self.first is not None and self.last is not None:
+                first, last = (end.expand(batch, -1).int().contiguous() for end in (self.first, self.last))
+            else:
+                last = torch.full((batch, num_queries), num_keys, dtype=torch.int32)
+                if self.is_causal:
+                    last = torch.arange(1, num_queries + 1, dtype=torch.int32).repeat(batch, 1)
+                first = torch.zeros_like(last)
+            self._ends[size] = first, last
+        return self._ends[size]
 
     def plus(self, bias: Float[Tensor, "#B #H T S"]) -> "Mask":
         """This mask with a bias added to the scores that it lets through."""

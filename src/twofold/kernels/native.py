@@ -94,7 +94,7 @@ def attend(query: Float[Tensor, "B H T W"], stored: KeyValue, mask: Mask, scale:
     width = _width(value)
     wide = query.float().contiguous()
     output = wide.new_empty(batch, num_heads, num_queries, width)
-    first, last = _ends(mask, batch, num_queries, num_keys)
+    first, last = mask.ends(batch, num_queries, num_keys)
     arguments = _Arguments(
         query=wide.data_ptr(),
         output=output.data_ptr(),
@@ -153,12 +153,3 @@ def _width(stored: Tensor) -> int:
 def _rows(tensor: Tensor) -> Tensor:
     """The tensor with its last dimension contiguous, as the kernel reads scales and positions; seldom a copy."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _ends(mask: Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
-    if mask.first is not None and mask.last is not None:
-        return tuple(end.expand(batch, -1).int().contiguous() for end in (mask.first, mask.last))  # type: ignore[return-value]
-    last = torch.full((batch, num_queries), num_keys, dtype=torch.int32)
-    if mask.is_causal:
-        last = torch.arange(1, num_queries + 1, dtype=torch.int32).repeat(batch, 1)
-    return torch.zeros_like(last), last

@@ -16,16 +16,17 @@ def rotary_frequencies(
 def rotary_tables(
     positions: Int[Tensor, "B T"], frequencies: Float[Tensor, "half"]
 ) -> tuple[Float[Tensor, "B 1 T W"], Float[Tensor, "B 1 T W"]]:
-    """Cosines and sines by which `rotate` turns heads of W = 2 · half channels, in the frequencies' dtype."""
+    """Cosines and sines by which `rotate` turns heads of W = 2 · half channels, in the frequencies' dtype.
+
+    Channels c and c + half turn by the same angle; the sine's sign is that of what the other one adds.
+    """
     angles = positions[:, None, :, None].to(frequencies.dtype) * frequencies  # (B, 1, T, W/2)
-    angles = torch.cat((angles, angles), dim=-1)  # (B, 1, T, W)
-    return angles.cos(), angles.sin()
+    sin = angles.sin()
+    return torch.cat((angles.cos(),) * 2, dim=-1), torch.cat((-sin, sin), dim=-1)  # (B, 1, T, W)
 
 
 def rotate(
     x: Float[Tensor, "B heads T W"], cos: Float[Tensor, "B 1 T W"], sin: Float[Tensor, "B 1 T W"]
 ) -> Float[Tensor, "B heads T W"]:
     """R_j x for the positions of the tables; `rotate(x, cos, -sin)` is its inverse."""
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+    return x * cos.to(x.dtype) + x.roll(x.shape[-1] // 2, dims=-1) * sin.to(x.dtype)

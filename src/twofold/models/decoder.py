@@ -168,6 +168,8 @@ def _count_positions(
     padding: Tensor | None, documents: Tensor | None, num_past: int, batch: int, num_new: int, device: torch.device
 ) -> Int[Tensor, "B T"]:
     """Positions 0, 1, ... over the real tokens of each document; padding before them has position 0."""
+    if padding is None and documents is None:
+        return torch.arange(num_past, num_past + num_new, device=device).expand(batch, -1)
     if padding is None:
         count = torch.arange(num_past + num_new, device=device).expand(batch, -1)  # (B, S)
     else:
