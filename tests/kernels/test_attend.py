@@ -18,6 +18,7 @@ from twofold.kernels import (
     native,
     rotary_frequencies,
     sdpa,
+    traced,
 )
 from twofold.spec import ConfigError
 
@@ -233,6 +234,40 @@ def test_what_the_kernel_leaves_to_torch():
     assert "queries" in native.why_not(q.expand(-1, -1, native.MAX_QUERIES + 1, -1), KeyValue(k, v), full)
     assert "8 and 0 wide" in native.why_not(q[..., :8], KeyValue(k[..., :8], v[..., :8]), full)
     assert "tensor" in native.why_not(q, KeyValue(k, v), Mask.of(torch.ones(1, 1, 1, 30, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("way", ["plain", "tied", "rotated", "rope key"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_operator_of_compiled_graphs(kind, way):
+    """It gives what the call gives, and is what it says of itself: nothing written to, shape and strides foreseen."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(2, heads, 40, 64, generator=generator) for heads in (2, 2, 1)]
+    (key, key_scale), (value, value_scale), (rope_key, rope_scale) = (store(each, kind)[:2] for each in rows)
+    if way != "plain":
+        value, value_scale = key, key_scale
+    if way != "rope key":
+        rope_key = rope_scale = None
+    rotation = None
+    if way == "rotated":
+        rotation = Rotation(torch.arange(40).repeat(2, 1), rotary_frequencies(64, 10_000.0), torch.rand(64))
+    query = torch.randn(2, 6, 1, 128 if way == "rope key" else 64, generator=generator)
+    query = query.bfloat16() if kind == "bfloat16" else query
+    stored = KeyValue(key, value, key_scale, value_scale, rope_key, rope_scale, rotation)
+    for mask in (Mask.full(), Mask.between(torch.tensor([[0], [9]]), torch.tensor([[40], [31]]), 40)):
+        got = traced.attend(query, stored, mask, 0.125)
+        torch.testing.assert_close(got, attend(query, stored, mask=mask, scale=0.125))
+        torch.library.opcheck(traced.decode_attention, *traced.arguments(query, stored, mask, 0.125))
+
+
+class AttendToItself(torch.nn.Module):
+    def forward(self, x):
+        return attend(x, KeyValue(x, x), mask=Mask.full(), scale=1.0)
+
+
+def test_exported_graphs_have_torchs_operations_only():
+    exported = torch.export.export(AttendToItself(), (torch.randn(1, 2, 1, 64),))
+    called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert called == ["aten.scaled_dot_product_attention.default"]
 
 
 def test_environment_variable(monkeypatch):

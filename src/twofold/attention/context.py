@@ -60,11 +60,11 @@ class AttentionContext:
         self.causal = causal
         self.rope_theta = rope_theta
         self.num_past = num_past
-        self.padding = None if padding is None or bool(padding.all()) else padding
-        self.documents = None if documents is None or bool((documents == documents[:, :1]).all()) else documents
+        self.padding = None if padding is None or _surely(padding) else padding
+        self.documents = None if documents is None or _surely(documents == documents[:, :1]) else documents
         self.custom_mask = custom_mask
         self.dtype = dtype
-        self._masks: dict[tuple[int, int | None], Mask] = {}
+        self._masks: dict[int | None, tuple[int, Mask]] = {}
         self._frequencies: dict[int, Tensor] = {}
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -83,10 +83,10 @@ class AttentionContext:
 
     def mask(self, num_keys: int, window: int | None) -> Mask:
         """The mask of the new tokens over the latest `num_keys` tokens, for a layer with a window."""
-        key = (num_keys, window)
-        if key not in self._masks:
-            self._masks[key] = self._make_mask(num_keys, window)
-        return self._masks[key]
+        kept = self._masks.get(window)
+        if kept is None or kept[0] != num_keys:  # not a key of the dict, which would make torch.compile fix its value
+            kept = self._masks[window] = (num_keys, self._make_mask(num_keys, window))
+        return kept[1]
 
     def _make_mask(self, num_keys: int, window: int | None) -> Mask:
         num_queries = self.positions.shape[1]
@@ -136,4 +136,9 @@ class AttentionContext:
         return Mask.between(first, own + 1, num_keys)
 
     def _padding_is_left(self) -> bool:
-        return self.padding is None or bool((self.padding[:, 1:] >= self.padding[:, :-1]).all())
+        return self.padding is None or _surely(self.padding[:, 1:] >= self.padding[:, :-1])
+
+
+def _surely(conditions: Bool[Tensor, "..."]) -> bool:
+    """Whether all of them hold; False while torch.compile traces: it cannot look, and takes the general way."""
+    return not torch.compiler.is_compiling() and bool(conditions.all())

@@ -88,7 +88,7 @@ def _finite_or_nan(scale: Tensor) -> Tensor:
 
 @functools.cache
 def _hadamard(width: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "width width"]:
-    with torch.inference_mode(mode=False):  # it is kept, and may be needed with gradients later
+    with torch.inference_mode(False):  # it is kept, and may be needed with gradients later
         signs = torch.ones(1, 1, dtype=dtype, device=device)
         while signs.shape[0] < width:
             signs = torch.cat((torch.cat((signs, signs), dim=1), torch.cat((signs, -signs), dim=1)))

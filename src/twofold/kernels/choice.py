@@ -2,10 +2,11 @@
 
 import os
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twofold.kernels import native, sdpa
+from twofold.kernels import native, sdpa, traced
 from twofold.kernels.key_value import KeyValue
 from twofold.kernels.mask import Mask
 from twofold.spec import ConfigError, did_you_mean
@@ -30,6 +31,8 @@ def attend(
         dropout: Probability with which an attention weight is dropped.
     """
     if dropout == 0 and implementation(query, stored, mask) == "native":
+        if torch.compiler.is_compiling():
+            return traced.attend(query, stored, mask, scale)
         return native.attend(query, stored, mask, scale)
     return sdpa.attend(query, stored, mask=mask, scale=scale, dropout=dropout)
 
@@ -44,7 +47,7 @@ def wanted(variable: str = VARIABLE) -> str:
     name = os.environ.get(variable, "auto")
     if name not in _NAMES:
         raise ConfigError(f"{variable}={name} is unknown{did_you_mean(name, _NAMES)} Use one of {', '.join(_NAMES)}")
-    if name == "native" and native.load_library() is None:
+    if name == "native" and native.is_missing():
         raise ConfigError(
             f"{variable}=native, but the kernel was not compiled; install a C++ compiler first, or unset it"
         )

@@ -1,7 +1,6 @@
 """Which keys each query sees."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +21,10 @@ class Mask:
     """One past the last of them."""
     num_keys: int = 0
     """S, where `first` and `last` are given."""
-    _ends: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    _tensor: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+    _ends: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def full(cls) -> "Mask":
@@ -44,14 +46,16 @@ class Mask:
         """What the tensor says: boolean (True = sees) or additive, broadcastable to (B, H, T, S)."""
         return cls(given=tensor)
 
-    @cached_property
+    @property
     def tensor(self) -> Tensor | None:
         """The mask as a tensor, made once for all layers, or None where a rule says it all."""
         if self.first is None or self.last is None:
             return self.given
-        keys = torch.arange(self.num_keys, device=self.first.device)
-        visible = (keys >= self.first[..., None]) & (keys < self.last[..., None])  # (B or 1, T, S)
-        return visible[:, None]  # (B or 1, 1, T, S)
+        if not self._tensor:  # a cached_property has a lock in Python 3.11, which torch.compile cannot trace
+            keys = torch.arange(self.num_keys, device=self.first.device)
+            visible = (keys >= self.first[..., None]) & (keys < self.last[..., None])  # (B or 1, T, S)
+            self._tensor.append(visible[:, None])  # (B or 1, 1, T, S)
+        return self._tensor[0]
 
     def ends(self, batch: int, num_queries: int, num_keys: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         """The first key that each query sees and one past the last, made once for all layers; `given` has none."""

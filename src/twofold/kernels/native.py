@@ -52,6 +52,11 @@ def load_library() -> ctypes.CDLL | None:
     return None
 
 
+def is_missing() -> bool:
+    """Whether there is no library. While torch.compile traces, none can be loaded, and one is taken to be there."""
+    return not torch.compiler.is_compiling() and load_library() is None
+
+
 def instruction_set() -> str | None:
     """What the kernel was compiled for and this machine has: `avx512`, `avx2`, `neon`, `baseline`; None without it."""
     library = load_library()
@@ -61,8 +66,10 @@ def instruction_set() -> str | None:
 def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
     """Why the kernel cannot do this call, or None when it can."""
     key, value, rope_key = stored.key, stored.value, stored.rope_key
-    if load_library() is None:
+    if is_missing():
         return "it was not compiled"
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+        return "the graph is exported"  # for programs that do not have the kernel
     if query.device.type != "cpu":
         return f"the tensors are on {query.device.type}"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

@@ -89,7 +89,8 @@ class Decoder(nn.Module):
         """An empty cache for `forward`, one a layer.
 
         Args:
-            capacity: Tokens to take memory for at once; None to grow.
+            capacity: Tokens to take memory for at once; None to grow. Such a cache never moves, and `torch.compile`
+                makes two or three graphs of decoding steps with it, not one a step.
             dtype: `int8` or `int4` to quantise what is stored; None to store what the model computes.
 
         Raises:
