@@ -1,5 +1,6 @@
 """Checks annotated shapes and types while the tests run, and keeps tests that need something from vanishing."""
 
+import importlib.util
 import os
 
 import hypothesis
@@ -21,6 +22,8 @@ def pytest_runtest_setup(item):
 
         if native.load_library() is None:
             pytest.skip("the kernel was not compiled")
+    if item.get_closest_marker("triton") and importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ from twofold.kernels.native import instruction_set, load_library
 
 LINEAR_VARIABLE = "TWOFOLD_LINEAR"
 """Environment variable: `auto` (the default), `native` or `torch`."""
+_NAMES = ("auto", "native", "torch")
 MAX_ROWS = 16
 """Tokens up to which reading each weight once beats torch's matrix products."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +46,7 @@ def linear(
         scale: float32 factor on each output of an int8 weight.
     """
     num_rows = x.numel() // x.shape[-1]
-    if num_rows <= MAX_ROWS and why_not_linear(x, weight) is None and wanted(LINEAR_VARIABLE) != "torch":
+    if num_rows <= MAX_ROWS and why_not_linear(x, weight) is None and wanted(LINEAR_VARIABLE, _NAMES) != "torch":
         return _native(x, num_rows, weight, bias, scale)
     if scale is None:
         return F.linear(x, weight, bias)
@@ -76,7 +77,7 @@ def why_not_linear(x: Tensor, weight: Tensor) -> str | None:
 
 def describe_linear() -> str:
     """What computes linear layers of a few tokens on this machine, and why."""
-    name, isa = wanted(LINEAR_VARIABLE), instruction_set()
+    name, isa = wanted(LINEAR_VARIABLE, _NAMES), instruction_set()
     if isa is None:
         return "torch: there was no C++ compiler when the package was installed"
     if name == "torch":
