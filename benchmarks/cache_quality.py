@@ -5,13 +5,13 @@
 Takes run folders and model folders of twofold, which are measured on their own held-out text (or the Wikipedia
 articles of the package), and Llama checkpoints, as a Transformers folder with safetensors or as a GGUF file (`pip
 install gguf`), which are measured on `--tokens` tokens of those articles in windows of 512. Every key is read as the
-cache stores it, the newest too, so these are the perplexities of decoding token by token. The last line is JSON.
+cache stores it, the newest too, so these are the perplexities of decoding token by token. For Llama checkpoints the
+standard error of each change is given too; every window is read through every cache, so it is that of the difference.
+The last line is JSON.
 """
 
 import argparse
 import json
-import math
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,17 +24,22 @@ from twofold.records import RunFolder
 from twofold.spec import DataConfig
 from twofold.study import evaluate_language_model
 
-DTYPES = (None, "int8", "int4")
+QUANTIZED = ("int8", "int4")
+DTYPES = (None, *QUANTIZED)
 WINDOW = 512
 TOLERANCE = 1e-4  # of the largest logit: float32 rounds differently in another order of sums
 
+Measured = tuple[dict[str | None, float], dict[str, float]]
+"""Perplexities by the cache's dtype, None for floats; and the standard errors of their changes in percent, if known."""
 
-def measure_twofold(path: Path, _: int) -> dict[str, float]:
-    return {str(dtype): evaluate_language_model(path, device="cpu", cache_dtype=dtype).perplexity for dtype in DTYPES}
+
+def measure_twofold(path: Path, _: int) -> Measured:
+    found = [evaluate_language_model(path, device="cpu", cache_dtype=dtype).perplexity for dtype in DTYPES]
+    return dict(zip(DTYPES, found, strict=True)), {}
 
 
 @torch.no_grad()
-def measure_llama(path: Path, num_tokens: int) -> dict[str, float]:
+def measure_llama(path: Path, num_tokens: int) -> Measured:
     place = {"gguf_file": path.name} if path.suffix == ".gguf" else {"use_safetensors": True}
     folder = path.parent if path.suffix == ".gguf" else path
     options = {"dtype": torch.float32, "local_files_only": True, **place}
@@ -50,21 +55,27 @@ def measure_llama(path: Path, num_tokens: int) -> dict[str, float]:
         raise SystemExit(
             f"{path}: logits are off by {error:.2g} of the largest from Transformers'; nothing was measured"
         )
-    return {str(dtype): perplexity(model, windows, dtype) for dtype in DTYPES}
+    losses = {dtype: window_losses(model, windows, dtype) for dtype in DTYPES}
+    perplexities = {dtype: loss.mean().exp().item() for dtype, loss in losses.items()}
+    changes = {dtype: losses[dtype] - losses[None] for dtype in QUANTIZED}
+    return perplexities, {
+        dtype: 100 * (change.mean().exp() * change.std() / len(change) ** 0.5).item()
+        for dtype, change in changes.items()
+    }
 
 
-def perplexity(model: LanguageModel, windows: torch.Tensor, dtype: str | None) -> float:
-    make_cache = partial(model.decoder.make_cache, dtype=dtype)
-    loss_sum, num_targets = 0.0, 0
+def window_losses(model: LanguageModel, windows: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """Mean cross-entropy of each window in nats, (N,)."""
+    result = []
     for window in windows.split(1):
         labels = torch.cat((window[:, 1:], torch.full_like(window[:, :1], -100)), dim=1)
         positions, documents = torch.arange(WINDOW)[None], torch.zeros_like(window)
+        cache = model.decoder.make_cache(dtype=dtype)
         loss, targets = next_token_loss(
-            model, input_ids=window, labels=labels, positions=positions, document_ids=documents, cache=make_cache()
+            model, input_ids=window, labels=labels, positions=positions, document_ids=documents, cache=cache
         )
-        loss_sum += loss.item()
-        num_targets += targets
-    return math.exp(loss_sum / num_targets)
+        result.append(loss.item() / targets)
+    return torch.tensor(result, dtype=torch.float64)
 
 
 def is_twofold(path: Path) -> bool:
@@ -80,13 +91,16 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=20_480, help="tokens on which a Llama is measured")
     arguments = parser.parse_args()
     results = {}
-    print(f"{'model':40}{'float':>10}{'int8':>20}{'int4':>20}")
+    print(f"{'model':40}{'float':>10}{'int8':>28}{'int4':>28}")
     for path in arguments.models:
         measure = measure_twofold if is_twofold(path) else measure_llama
-        found = measure(path, arguments.tokens)
-        plain = found.pop("None")
-        changes = {dtype: 100 * (value / plain - 1) for dtype, value in found.items()}
-        cells = [f"{value:.3f} ({changes[dtype]:+.3f} %)" for dtype, value in found.items()]
-        print(f"{str(path)[-40:]:40}{plain:>10.3f}{cells[0]:>20}{cells[1]:>20}", flush=True)
-        results[str(path)] = {"float": plain, **found, "change_percent": changes}
+        found, errors = measure(path, arguments.tokens)
+        changes = {dtype: 100 * (found[dtype] / found[None] - 1) for dtype in QUANTIZED}
+        cells = []
+        for dtype in QUANTIZED:
+            error = f" ± {errors[dtype]:.3f}" if dtype in errors else ""
+            cells.append(f"{found[dtype]:.3f} ({changes[dtype]:+.3f}{error} %)")
+        print(f"{str(path)[-40:]:40}{found[None]:>10.3f}{cells[0]:>28}{cells[1]:>28}", flush=True)
+        perplexities = {dtype or "float": perplexity for dtype, perplexity in found.items()}
+        results[str(path)] = {**perplexities, "change_percent": changes, "standard_error_percent": errors}
     print(json.dumps({"window": WINDOW, "results": results}))
