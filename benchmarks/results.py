@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "results"
 SMALL = "--preset gpt-small --variant QKV --variant Q-K=V --variant Q-MQA"
 SECTIONS = [
     f"bench decode {SMALL} --context 512 --context 4096 --context 16384 --repeats 3 --peers",
-    f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3",
+    f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3 --peer llama.cpp-f32",
     f"bench decode {SMALL} --context 4096 --context 16384 --threads 2 --repeats 3 --peers",
     f"bench decode {SMALL} --context 4096 --context 16384 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
     f"bench prefill {SMALL} --context 512 --repeats 3 --peers",

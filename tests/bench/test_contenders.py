@@ -166,13 +166,14 @@ def test_bytes_that_a_step_moves_by_hand():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what other libraries use
 @pytest.mark.parametrize("name", list(PEERS))
-def test_peers_pass_their_check_and_are_timed_beside_ours(name):
+def test_peers_pass_their_check_and_are_timed_beside_ours(name, batch_size):
     peer: Contender = installed(name)
-    measured = measure([Twofold("qkv", WIDE, "float32"), peer], [Case(context=600)], new_tokens=2, rounds=1)
+    case = Case(context=600, batch_size=batch_size)
+    measured = measure([Twofold("qkv", WIDE, "float32"), peer], [case], new_tokens=2, rounds=1)
     rows = [row for row in measured.rows if row.contender == name]
     ways = ["DynamicCache", "StaticCache"] if name.startswith("transformers") else ["loop"]
     assert [row.way for row in rows] == ways
-    elements = 2 * 600 * WIDE.num_hidden_layers * WIDE.hidden_size
+    elements = batch_size * 2 * 600 * WIDE.num_hidden_layers * WIDE.hidden_size
     size = {"llama.cpp-f16": 2, "llama.cpp-q8_0": 34 / 32}.get(name, 4)
     for row in rows:
         assert row.cache_bytes == elements * size
@@ -183,8 +184,25 @@ def test_peers_pass_their_check_and_are_timed_beside_ours(name):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what other libraries use
 @pytest.mark.parametrize("name", list(PEERS))
 def test_a_prompt_passes_through_every_peer(name):
-    measured = measure([installed(name)], [Case(context=40)], task="prefill", rounds=1)
-    assert [row.way for row in measured.rows] == ["prompt"]
+    cases = [Case(context=40), Case(context=40, batch_size=2)]
+    measured = measure([installed(name)], cases, task="prefill", rounds=1)
+    assert [row.way for row in measured.rows] == ["prompt"] * 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_llama_cpp_goes_on_from_its_filled_cache_in_every_sequence(batch_size):
+    """A context no longer than what is really decoded: its logits can be compared with a pass over all of it."""
+    peer = installed("llama.cpp-f32")
+    peer.build(100)
+    reference = peer._reference
+    check(peer)
+    peer.fill(Case(context=30, batch_size=batch_size))
+    for _ in range(2):  # the tokens of the first round are taken back
+        peer.ways()["loop"](1)
+        expected = reference(torch.zeros(1, 31, dtype=torch.long)).logits[0, -1]
+        for row in range(batch_size):
+            assert relative_error(peer._logits(row), expected) < peer.tolerance
+    peer.close()
 
 
 @pytest.mark.parametrize("name", ["transformers-gpt2", "transformers-llama"])
@@ -215,6 +233,7 @@ def test_a_peer_whose_cached_step_differs_is_refused(monkeypatch):
 
 
 def test_llama_cpp_with_other_weights_is_refused():
+@pytest.mark.parametrize("batch_size", [1, 3])
     peer = installed("llama.cpp-f32")
     peer.build(100)
     with torch.no_grad():

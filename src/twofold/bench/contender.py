@@ -77,8 +77,6 @@ class Contender(Protocol):
     """What its rows are called."""
     tolerance: float
     """Largest error that `check` may find."""
-    max_batch_size: int | None
-    """Largest batch that it can be measured with, or None for any."""
 
     def traffic(self, case: Case) -> Traffic:
         """Bytes that a step must move, from formulas."""

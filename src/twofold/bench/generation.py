@@ -34,7 +34,6 @@ class GenerateContender:
         dtype: Type of weights and cache.
     """
 
-    max_batch_size: int | None = None
     cache_names: tuple[str, ...] = ("generate",)
 
     def __init__(self, name: str, config: ModelConfig, dtype: str) -> None:

@@ -1,12 +1,13 @@
 """llama.cpp as a contender: GPT-2 of the same shape, written as GGUF, driven through llama-cpp-python."""
 
 import ctypes
+import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,21 +17,29 @@ from twofold.spec import ConfigError, ModelConfig
 
 _FILL_TOKENS = 512
 _BATCH_TOKENS = 512
+_NUM_MEMORIES_AT = 8  # bytes from the start of a saved sequence
 # Bytes of one number; q8_0 keeps 32 of them in 34 bytes.
 _ELEMENT = {"f32": Fraction(4), "f16": Fraction(2), "q8_0": Fraction(34, 32)}
 _TOLERANCE = {"f32": 1e-3, "f16": 1e-2, "q8_0": 6e-2}
 
 
+class _Entry(NamedTuple):
+    """A token of a batch."""
+
+    token: int
+    position: int
+    row: int
+    with_logits: bool
+
+
 class LlamaCpp:
-    """A GPT-2 of the same shape in llama.cpp, weights and cache of one kind, one sequence.
+    """A GPT-2 of the same shape in llama.cpp, weights and cache of one kind.
 
     Args:
         kind: `f32`, `f16` or `q8_0`, for the matrices and the cache; q8_0 caches need its flash attention.
         config: The shape.
         threads: Threads.
     """
-
-    max_batch_size: int | None = 1  # several sequences in one cache would each pay for all of it
 
     def __init__(self, kind: str, config: ModelConfig, threads: int) -> None:
         self.name, self.kind, self.config = f"llama.cpp-{kind}", kind, peer_shape(config, gated=False)
@@ -48,6 +57,7 @@ class LlamaCpp:
         self._context: Any = None
         self._reference: Any = None
         self._num_past = 0
+        self._rows = 1
 
     def traffic(self, case: Case) -> Traffic:
         """Bytes that a step must move."""
@@ -100,19 +110,23 @@ class LlamaCpp:
         piece = min(_FILL_TOKENS, case.context)
         self._decode([0] * piece, 0)
         memory = lib.llama_get_memory(self._context)
-        size = lib.llama_state_seq_get_size(self._context, 0)
-        state = (ctypes.c_uint8 * size)()
-        lib.llama_state_seq_get_data(self._context, state, size, 0)
+        state = self._save()
         filled = piece
         while filled < case.context:
-            lib.llama_state_seq_set_data(self._context, state, size, 1)
+            self._restore(state, 1)
             lib.llama_memory_seq_rm(memory, 1, min(piece, case.context - filled), -1)
             lib.llama_memory_seq_add(memory, 1, 0, -1, filled)
             lib.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             lib.llama_memory_seq_rm(memory, 1, -1, -1)
             filled = min(filled + piece, case.context)
-        self._num_past = lib.llama_memory_seq_pos_max(memory, 0) + 1
-        assert self._num_past == case.context
+        if case.batch_size > 1:
+            state = self._save(num_memories=case.batch_size)
+            self._open(case.context, case.batch_size)
+            for row in range(case.batch_size):
+                self._restore(state, row)
+        memory = lib.llama_get_memory(self._context)
+        self._num_past = case.context
+        assert all(lib.llama_memory_seq_pos_max(memory, row) + 1 == case.context for row in range(case.batch_size))
 
     def ways(self) -> Mapping[str, Callable[[int], None]]:
         """The loop of llama.cpp's examples: decode a token, take the largest logit."""
@@ -122,11 +136,12 @@ class LlamaCpp:
         """A prompt through the model."""
         import llama_cpp as lib
 
-        if self._context is None or self._num_past != -case.context:
-            self._open(case.context)
+        if self._context is None or self._num_past != -case.context or self._rows != case.batch_size:
+            self._open(case.context, case.batch_size)
             self._num_past = -case.context  # the memory is taken, and empty
-        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, -1, -1)
-        self._decode([0] * case.context, 0)
+        for row in range(case.batch_size):
+            lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), row, -1, -1)
+            self._decode([0] * case.context, 0, row)
 
     def close(self) -> None:
         """Frees model and cache."""
@@ -138,16 +153,21 @@ class LlamaCpp:
             lib.llama_model_free(self._model)
         self._model = self._context = self._reference = None
 
-    def _open(self, num_tokens: int) -> None:
-        """A new empty cache for so many tokens and some more."""
+    def _open(self, num_tokens: int, rows: int = 1) -> None:
+        """A new empty cache for so many tokens and some more of each sequence.
+
+        Several sequences have a memory each, or each would pay for all. One has a second beside it in its own memory,
+        which serves to fill it.
+        """
         import llama_cpp as lib
 
         if self._context is not None:
             lib.llama_free(self._context)
         parameters = lib.llama_context_default_params()
-        parameters.n_ctx = num_tokens + _FILL_TOKENS
+        self._rows = rows
+        parameters.n_ctx = rows * (num_tokens + _FILL_TOKENS)
         parameters.n_batch = parameters.n_ubatch = _BATCH_TOKENS
-        parameters.n_seq_max, parameters.kv_unified = 2, True  # the second one serves to fill the first
+        parameters.n_seq_max, parameters.kv_unified = max(2, rows), rows == 1
         parameters.n_threads = parameters.n_threads_batch = self._threads
         kinds = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
         parameters.type_k = parameters.type_v = kinds[self.kind]
@@ -160,30 +180,64 @@ class LlamaCpp:
     def _decode_tokens(self, num_tokens: int) -> None:
         import llama_cpp as lib
 
-        token = 0
+        tokens = [0] * self._rows
         for step in range(num_tokens):
-            token = int(self._decode([token], self._num_past + step).argmax())
-        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, self._num_past, -1)
+            position = self._num_past + step
+            self._run([_Entry(token, position, row, True) for row, token in enumerate(tokens)])
+            tokens = [int(self._logits(row).argmax()) for row in range(self._rows)]
+        for row in range(self._rows):
+            lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), row, self._num_past, -1)
 
-    def _decode(self, tokens: list[int], position: int) -> torch.Tensor:
-        """Logits after the last of these tokens, (V,)."""
+    def _decode(self, tokens: list[int], position: int, row: int = 0) -> torch.Tensor:
+        """Logits after the last of these tokens of one sequence, (V,)."""
+        last = len(tokens) - 1
+        entries = [_Entry(token, position + index, row, index == last) for index, token in enumerate(tokens)]
+        for start in range(0, len(entries), _BATCH_TOKENS):
+            self._run(entries[start : start + _BATCH_TOKENS])
+        return self._logits(-1).clone()
+
+    def _run(self, entries: "list[_Entry]") -> None:
+        """One call of llama.cpp for tokens of any sequences."""
         import llama_cpp as lib
 
-        for start in range(0, len(tokens), _BATCH_TOKENS):
-            part = tokens[start : start + _BATCH_TOKENS]
-            batch = lib.llama_batch_init(len(part), 0, 1)
-            batch.n_tokens = len(part)
-            for index, token in enumerate(part):
-                batch.token[index], batch.pos[index] = token, position + start + index
-                batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-                batch.logits[index] = start + index == len(tokens) - 1
-            code = lib.llama_decode(self._context, batch)
-            lib.llama_batch_free(batch)
-            if code != 0:
-                raise RuntimeError(f"llama_decode returned {code}")
-        pointer = lib.llama_get_logits_ith(self._context, -1)
+        batch = lib.llama_batch_init(len(entries), 0, 1)
+        batch.n_tokens = len(entries)
+        for index, entry in enumerate(entries):
+            batch.token[index], batch.pos[index], batch.logits[index] = entry.token, entry.position, entry.with_logits
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, entry.row
+        code = lib.llama_decode(self._context, batch)
+        lib.llama_batch_free(batch)
+        if code != 0:
+            raise RuntimeError(f"llama_decode returned {code}")
+
+    def _logits(self, index: int) -> torch.Tensor:
+        """A view of the logits of an entry of the last call, (V,); they are gone at the next."""
+        import llama_cpp as lib
+
+        pointer = lib.llama_get_logits_ith(self._context, index)
         logits = (ctypes.c_float * self.config.vocab_size).from_address(ctypes.addressof(pointer.contents))
-        return torch.frombuffer(logits, dtype=torch.float32).clone()
+        return torch.frombuffer(logits, dtype=torch.float32)
+
+    def _save(self, num_memories: int = 1) -> bytearray:
+        """What the first sequence has cached, for a context with so many memories.
+
+        Their number is the third word; a block for each follows, of which an empty one is a length of 0.
+        """
+        import llama_cpp as lib
+
+        state = bytearray(lib.llama_state_seq_get_size(self._context, 0) + 4 * (num_memories - 1))
+        lib.llama_state_seq_get_data(self._context, (ctypes.c_uint8 * len(state)).from_buffer(state), len(state), 0)
+        assert struct.unpack_from("<I", state, _NUM_MEMORIES_AT) == (1,)
+        struct.pack_into("<I", state, _NUM_MEMORIES_AT, num_memories)
+        return state
+
+    def _restore(self, state: bytearray, row: int) -> None:
+        """Gives a sequence what was saved."""
+        import llama_cpp as lib
+
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if lib.llama_state_seq_set_data(self._context, buffer, len(state), row) != len(state):
+            raise ConfigError(f"{self.name}: this version of llama.cpp does not take back the cache that it saved")
 
 
 def write_gpt2(model: Any, path: Path, kind: str) -> None:

@@ -77,7 +77,6 @@ class XTransformers:
     """
 
     name = "x-transformers"
-    max_batch_size: int | None = None
 
     def __init__(self, config: ModelConfig, dtype: str) -> None:
         self.config, self.dtype = peer_shape(config, gated=False), dtype

@@ -102,8 +102,7 @@ def measure(
             contender.build(max(case.context for case in cases) + new_tokens + SLACK_TOKENS)
             errors[contender.name] = check(contender)
         for case in cases:
-            able = [c for c in group if c.max_batch_size is None or case.batch_size <= c.max_batch_size]
-            calls = dict(_calls(able, case, task, new_tokens, say))
+            calls = dict(_calls(group, case, task, new_tokens, say))
             for turn in range(rounds + 1):
                 say(f"{task} at {case.context:,} tokens, batch {case.batch_size}: round {turn} of {rounds}")
                 for (contender, way), call in calls.items():
@@ -124,7 +123,7 @@ def measure(
         rounds=rounds,
         new_tokens=new_tokens,
         threads=threads,
-        notes=tuple(_notes(contenders, cases, groups)),
+        notes=tuple(_notes(groups)),
     )
 
 
@@ -202,13 +201,7 @@ def _row(case: Case, name: str, way: str, entry: _Times, steps: int, threads: in
     )
 
 
-def _notes(
-    contenders: Sequence[Contender], cases: Sequence[Case], groups: Sequence[Sequence[Contender]]
-) -> Iterator[str]:
-    for contender in contenders:
-        largest = contender.max_batch_size
-        if largest is not None and any(case.batch_size > largest for case in cases):
-            yield f"{contender.name} is measured with a batch of {largest} at most."
+def _notes(groups: Sequence[Sequence[Contender]]) -> Iterator[str]:
     if len(groups) > 1:
         names = "; ".join(", ".join(contender.name for contender in group) for group in groups)
         yield f"Memory does not hold all contenders at once; these took turns with each other: {names}."
