@@ -241,6 +241,16 @@ def test_bench_decode_prints_tables_and_json_last(capfd):
 
 
 @pytest.mark.usefixtures("quick_bench")
+@pytest.mark.parametrize("verb", ["decode", "prefill"])
+def test_bench_measures_each_variant_by_torchs_attention_too(verb, capfd):
+    arguments = ["--context", "20", "--repeats", "1", "--variant", "QKV", "--variant", "Q-MQA", "--peer", "torch"]
+    output = program(capfd, "bench", verb, "--config", "run.yaml", *arguments, "--json")
+    names = dict.fromkeys(row["contender"] for row in json.loads(output.out)["rows"])
+    assert list(names) == ["QKV", "QKV, torch attention", "Q-MQA", "Q-MQA, torch attention"]
+    assert "left out" not in output.err
+
+
+@pytest.mark.usefixtures("quick_bench")
 def test_bench_decode_measures_the_model_as_given_and_the_variants_that_fit(capfd):
     settings = ["--set", "model.num_attention_heads=2", "--set", "model.sliding_window=[8, null]"]
     arguments = ["bench", "decode", "--config", "run.yaml", "--context", "20", "--repeats", "1", "--json", *settings]

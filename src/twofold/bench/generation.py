@@ -1,6 +1,8 @@
 """Contenders whose tokens go through Transformers' `generate`: our models and Transformers' own."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +15,7 @@ from twofold.bench.contender import (
     TOLERANCES,
     Case,
     Traffic,
+    check_error,
     fill_caches,
     relative_error,
     step_traffic,
@@ -20,6 +23,7 @@ from twofold.bench.contender import (
 )
 from twofold.cache import check_cache_dtype
 from twofold.cost import DTYPE_BYTES, unshared_baseline
+from twofold.kernels import VARIABLE
 from twofold.spec import ConfigError, ModelConfig
 
 _FILL_TOKENS = 128  # few, so that what the memory allocator keeps of each piece does not add up
@@ -75,13 +79,16 @@ class GenerateContender:
                 prompt, self.make_cache(name), GATE_TOKENS, return_dict_in_generate=True, output_logits=True
             )
             decoded = torch.stack(output.logits, dim=1)
-            expected = self.model(input_ids=output.sequences, use_cache=False).logits[:, GATE_PROMPT - 1 : -1]
-            errors.append(relative_error(decoded, expected))
+            errors.append(relative_error(decoded, self.whole_pass(output.sequences)[:, GATE_PROMPT - 1 : -1]))
         return max(errors)
 
-    @torch.no_grad()
     def fill(self, case: Case) -> None:
         """Fills the caches up to the context; what they held is gone first."""
+        self.fill_caches(case)
+
+    @torch.no_grad()
+    def fill_caches(self, case: Case) -> None:
+        """The same without any check, which would need memory of its own."""
         self._caches = {}
         generator = torch.Generator().manual_seed(0)
         self._prompt = torch.randint(
@@ -116,6 +123,11 @@ class GenerateContender:
         """Fills an empty cache up to the context."""
         raise NotImplementedError
 
+    def whole_pass(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of all tokens in one pass, which those that are decoded one by one are compared with."""
+        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
     def _decode(self, name: str, num_tokens: int) -> None:
         self._generate(self._prompt, self._caches[name], num_tokens)
         self._caches[name].crop(-num_tokens)
@@ -140,6 +152,7 @@ class Twofold(GenerateContender):
         like: A contender, built before, whose weights of equal shape this one uses too. What a step costs does not
             depend on their values, and models that would not fit in memory together do then.
         capacity: Tokens for which the cache takes memory at once; None to grow.
+        attention: `torch` to compute as where there is no compiler; None to let the library choose.
     """
 
     def __init__(
@@ -151,10 +164,12 @@ class Twofold(GenerateContender):
         cache_dtype: str | None = None,
         like: "Twofold | None" = None,
         capacity: int | None = None,
+        attention: str | None = None,
     ) -> None:
         super().__init__(name, config, dtype)
         check_cache_dtype(cache_dtype)
         self._cache_dtype, self._like, self._capacity = cache_dtype, like, capacity
+        self._attention = attention
         self.tolerance = max(self.tolerance, TOLERANCES[cache_dtype or dtype])
 
     def traffic(self, case: Case) -> Traffic:
@@ -195,9 +210,32 @@ class Twofold(GenerateContender):
         fill_caches(self.model.model.decoder, adopt_cache(cache, self.model.spec), case, piece=_FILL_TOKENS)
         return cache
 
+    @torch.no_grad()
+    def fill(self, case: Case) -> None:
+        """Fills the cache, and compares a step over all of it with the same step by torch's attention.
+
+        Raises:
+            CorrectnessError: where they differ by more than rounding; the first check saw a few tokens only.
+        """
+        super().fill(case)
+        with attention_by(self._attention):
+            step = self._step()
+        with attention_by("torch"):
+            expected = self._step()
+        check_error(f"{self.name} at {case.context:,} tokens", relative_error(step, expected), self.tolerance)
+
     def ways(self) -> Mapping[str, Callable[[int], None]]:
         """`generate`, and the loop that one would write by hand."""
         return {**super().ways(), "loop": self._loop}
+
+    def whole_pass(self, tokens: torch.Tensor) -> torch.Tensor:
+        """By torch's attention; through a cache where that is quantised, since it changes what is computed."""
+        from twofold.hf import CACHE_NAME
+
+        cache = {CACHE_NAME: self.make_cache("generate")} if self._cache_dtype else {"use_cache": False}
+        with attention_by("torch"):
+            logits: torch.Tensor = self.model(input_ids=tokens, **cache).logits
+        return logits
 
     @torch.no_grad()
     def _loop(self, num_tokens: int) -> None:
@@ -206,10 +244,24 @@ class Twofold(GenerateContender):
         cache = self._caches["generate"]
         storage = adopt_cache(cache, self.model.spec)
         token = self._prompt[:, -1:]
-        for _ in range(num_tokens):
-            hidden = self.model.model.decoder(token, cache=storage)
-            token = self.model.lm_head(hidden[:, -1:]).argmax(dim=-1)
+        with attention_by(self._attention):
+            for _ in range(num_tokens):
+                hidden = self.model.model.decoder(token, cache=storage)
+                token = self.model.lm_head(hidden[:, -1:]).argmax(dim=-1)
         cache.crop(-num_tokens)
+
+    def _step(self) -> torch.Tensor:
+        """Logits of one token after the filled cache, which forgets it again."""
+        from twofold.hf import CACHE_NAME
+
+        cache = self._caches["generate"]
+        logits: torch.Tensor = self.model(input_ids=self._prompt[:, -1:], **{CACHE_NAME: cache}).logits
+        cache.crop(-1)
+        return logits
+
+    def _generate(self, prompt: torch.Tensor, cache: Any, num_tokens: int, **options: Any) -> Any:
+        with attention_by(self._attention):
+            return super()._generate(prompt, cache, num_tokens, **options)
 
 
 class Transformers(GenerateContender):
@@ -310,6 +362,21 @@ def peer_shape(config: ModelConfig, *, gated: bool) -> ModelConfig:
         intermediate_size=inner,
         tie_word_embeddings=True,
     )
+
+
+@contextmanager
+def attention_by(name: str | None) -> Iterator[None]:
+    """Within it attention is computed by this implementation; None leaves the choice as it is."""
+    before = os.environ.get(VARIABLE)
+    if name is not None:
+        os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _share_weights(model: torch.nn.Module, other: torch.nn.Module) -> None:

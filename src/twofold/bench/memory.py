@@ -130,7 +130,7 @@ def _generate(config: ModelConfig, case: Case, dtype: str, cache_dtype: str | No
     contender = Twofold("memory", config, dtype, cache_dtype=cache_dtype, capacity=case.context if fixed else None)
     contender.build(case.context)
     _reset_peak()  # random weights are made twice where input and output share them; loading does not do that
-    contender.fill(Case(context=case.context - _NEW_TOKENS, batch_size=case.batch_size))
+    contender.fill_caches(Case(context=case.context - _NEW_TOKENS, batch_size=case.batch_size))
     contender.ways()["generate"](_NEW_TOKENS)
     return sum(parameter.nbytes for parameter in contender.model.parameters())
 

@@ -89,7 +89,7 @@ def measure(
         say: Called with a line of progress.
 
     Raises:
-        CorrectnessError: when a contender does not decode what it should. Then nothing was timed of its group.
+        CorrectnessError: when a contender does not decode what it should. Then nothing was timed of its case.
     """
     threads = torch.get_num_threads()
     times: dict[tuple[Case, str, str], _Times] = {}

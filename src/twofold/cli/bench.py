@@ -39,7 +39,10 @@ CacheDtypeOption = Annotated[
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads. With one, CPU time decides.")]
 PeersOption = Annotated[bool, typer.Option("--peers", help="Beside all the other libraries that are installed.")]
 PeerOption = Annotated[
-    list[str] | None, typer.Option("--peer", metavar="NAME", help="Beside one other library. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--peer", metavar="NAME", help="Beside one other library, or ours by `torch`'s attention. Repeatable."
+    ),
 ]
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Rounds, all contenders in turn in each.")]
 OutputOption = Annotated[
@@ -72,7 +75,7 @@ def decode(
 ) -> None:
     """Time of one token through `generate` on the CPU, untrained models, all in turn. The last line printed is JSON."""
     model = _load(preset, config, settings)
-    contenders = _contenders(model, variant, dtype, cache_dtype)
+    contenders = _contenders(model, variant, dtype, cache_dtype, by_torch=peers or "torch" in (peer or ()))
     contenders += _peers(model, peers, peer, dtype, threads)
 
     from twofold.bench import available_memory, measure
@@ -108,7 +111,7 @@ def prefill(
 ) -> None:
     """Time of a prompt up to its first new token on the CPU, untrained models, all in turn. The last line is JSON."""
     model = _load(preset, config, settings)
-    contenders = _contenders(model, variant, dtype, cache_dtype)
+    contenders = _contenders(model, variant, dtype, cache_dtype, by_torch=peers or "torch" in (peer or ()))
     contenders += _peers(model, peers, peer, dtype, threads)
 
     from twofold.bench import available_memory, measure
@@ -153,14 +156,17 @@ def _load(preset: str | None, config: Path | None, settings: Sequence[str] | Non
 
 
 def _contenders(
-    model: ModelConfig, names: Sequence[str] | None, dtype: str, cache_dtype: str | None
+    model: ModelConfig, names: Sequence[str] | None, dtype: str, cache_dtype: str | None, *, by_torch: bool
 ) -> "list[Contender]":
-    """Our variants, which share what weights they can."""
+    """Our variants, each by torch's attention too where that is wanted; they share what weights they can."""
     from twofold.bench import Twofold
 
     ours: list[Twofold] = []
     for name, config in variants_of(model, names).items():
-        ours.append(Twofold(name, config, dtype, cache_dtype=cache_dtype, like=ours[0] if ours else None))
+        for attention in (None, "torch") if by_torch else (None,):
+            title = name if attention is None else f"{name}, torch attention"
+            like = ours[0] if ours else None
+            ours.append(Twofold(title, config, dtype, cache_dtype=cache_dtype, like=like, attention=attention))
     return list(ours)
 
 
@@ -169,7 +175,8 @@ def _peers(model: ModelConfig, every: bool, names: Sequence[str] | None, dtype: 
     from twofold.bench import PEERS, make_peer, missing_packages
 
     peers: list[Contender] = []
-    for name in dict.fromkeys([*(PEERS if every else ()), *(names or ())]):
+    libraries = [name for name in names or () if name != "torch"]
+    for name in dict.fromkeys([*(PEERS if every else ()), *libraries]):
         missing = missing_packages(name)
         if missing:
             _say(f"twofold: left out {name}; to have it: pip install {' '.join(missing)}")
