@@ -63,7 +63,7 @@ def test_info_names_versions_threads_and_implementations(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["packages"]["torch"]
     assert facts["torch"]["threads"] >= 1
-    assert set(facts["attention"]) == {"native", "torch"}
+    assert set(facts["attention"]) == {"native", "triton", "torch"}
     assert "compile" in facts["linear_layers"]
     assert main(["info"]) == 0
     text = capsys.readouterr().out
