@@ -157,8 +157,8 @@ def test_a_step_that_differs_at_the_context_is_refused(monkeypatch):
     assert check(contender) < 1e-4
     attend = choice.attend
 
-    def tampered(query, stored, *, mask, scale, dropout=0.0):
-        output = attend(query, stored, mask=mask, scale=scale, dropout=dropout)
+    def tampered(query, stored, **options):
+        output = attend(query, stored, **options)
         wrong = os.environ.get(VARIABLE) != "torch" and stored.key.shape[2] > 500
         return output * 1.1 if wrong else output
 

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from tests.kernels import triton_worker
 from tests.kernels.exact import ROUNDING, exact, make, store, turned
 from tests.tolerances import ABSOLUTE
-from twofold.kernels import VARIABLE, KeyValue, Mask, Rotation, attend, describe, rotary_frequencies, sdpa
+from twofold.kernels import (
+    VARIABLE,
+    KeyValue,
+    Mask,
+    Rotation,
+    attend,
+    describe,
+    implementation,
+    rotary_frequencies,
+    sdpa,
+)
 from twofold.kernels import triton_decode as kernel
 from twofold.spec import ConfigError
 
@@ -229,17 +239,33 @@ def test_asking_for_it_where_it_cannot_run(found, message, monkeypatch):
         attend(q, KeyValue(k, v), mask=Mask.full(), scale=0.125)
     with pytest.raises(ConfigError, match=message):
         describe()
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ConfigError, match=f"attention_implementation=triton, but .*{message}"):
+        attend(q, KeyValue(k, v), mask=Mask.full(), scale=0.125, wanted="triton")
     monkeypatch.setenv(VARIABLE, "torch")
     assert (attend(q, KeyValue(k, v), mask=Mask.full(), scale=0.125) - expected).abs().max() < 2e-6
-    assert ("not installed" if found is None else "not used: TWOFOLD_ATTENTION=torch") in describe()["triton"]
 
 
-def test_a_gpu_uses_it_and_says_that_it_was_not_measured(monkeypatch):
+def test_a_gpu_has_to_ask_for_it(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(kernel, "version", lambda: "3.7.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert describe()["triton"] == (
-        "Triton 3.7.1, used for up to 8 queries on the GPU without gradients; not measured on a GPU"
+        "Triton 3.7.1, not used: not measured on a GPU yet; TWOFOLD_ATTENTION=triton uses it"
     )
+    monkeypatch.setenv(VARIABLE, "triton")
+    assert describe()["triton"] == "Triton 3.7.1, used for up to 8 queries without gradients on the GPU"
+
+
+@pytest.mark.triton
+def test_it_is_used_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(kernel.INTERPRETER, "1")
+    q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
+    assert implementation(q, KeyValue(k, v), Mask.full()) != "triton"
+    assert implementation(q, KeyValue(k, v), Mask.full(), "triton") == "triton"
+    monkeypatch.setenv(VARIABLE, "torch")
+    assert implementation(q, KeyValue(k, v), Mask.full(), "triton") == "torch"
 
 
 def test_importing_twofold_leaves_triton_alone():

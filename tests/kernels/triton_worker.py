@@ -17,7 +17,7 @@ assert "triton" not in sys.modules or multiprocessing.parent_process() is None, 
 
 @contextmanager
 def interpreter():
-    """A process in which Triton's programs run on the CPU; submit `decode` or `by_name` to it."""
+    """A process in which Triton's programs run on the CPU; submit it `decode`, `by_name` or what a test has."""
     with _process(_interpret) as process:
         yield process
 

@@ -191,6 +191,15 @@ def test_a_run_id_is_fixed_by_config_and_data():
     assert run_id(config, "0" * 64) != run_id(other, "0" * 64)
 
 
+def test_a_run_id_does_not_see_how_attention_is_computed():
+    config = decode(RunConfig, RUN)
+    other = decode(RunConfig, {"model": {"preset": "gpt-tiny", "attention_implementation": "torch"}})
+    assert other.model.attention_implementation == "torch"
+    assert encode(other)["model"]["attention_implementation"] == "torch"
+    assert other == config
+    assert run_id(other, "") == run_id(config, "") == "52d113a9611e"  # the id of before there was the setting
+
+
 def test_a_run_id_does_not_see_how_the_config_was_written():
     ids = {
         run_id(decode(RunConfig, data), "")

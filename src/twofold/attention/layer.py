@@ -44,6 +44,7 @@ class Attention(nn.Module):
         self.rope_width = config.qk_rope_head_dim if self.rope_mode == "decoupled" else 0
         self.norm_eps = config.norm_eps
         self.dropout = config.attention_dropout
+        self.implementation = config.attention_implementation
         width = self.head_dim + (self.rope_width or 0)
         self.scale = config.attention_scale if config.attention_scale is not None else width**-0.5
 
@@ -93,7 +94,9 @@ class Attention(nn.Module):
             factor, bias = self.score_map(context.positions, context.dtype)
             query, mask = query * factor, mask.plus(bias.to(query.dtype))
         dropout = self.dropout if self.training else 0.0
-        output = attend(query, read, mask=mask, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        output = attend(
+            query, read, mask=mask, scale=self.scale, dropout=dropout, wanted=self.implementation
+        )  # (B, H, T, D)
         if spreads:
             output = spread(output)
         if self.rope_mode == "relative":

@@ -85,7 +85,7 @@ class DecodeCase:
         hidden_states = torch.zeros(len(self.tokens), 1, self.model.config.hidden_size)
         read = layer.read(self.cache[0].tensors, context)
         query, _ = layer.project(hidden_states, context)
-        return implementation(query, read, context.mask(read.key.shape[2], None))
+        return implementation(query, read, context.mask(read.key.shape[2], None), layer.implementation)
 
     @property
     def nbytes_used(self) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -17,7 +17,7 @@ from twofold.hf.config import TwofoldConfig
 from twofold.hf.inputs import read_attention_mask, read_documents
 from twofold.kernels import Linear
 from twofold.models import Decoder, initialize
-from twofold.spec import ConfigError, ModelConfig, TwofoldError
+from twofold.spec import AttentionImplementation, ConfigError, ModelConfig, TwofoldError
 
 CACHE_NAME = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
 """Transformers' name for the cache, as argument and in outputs: `cache` since 5.24. Our models take either name."""
@@ -50,6 +50,19 @@ class TwofoldPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     @classmethod
     def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
         """Does nothing: Transformers would copy this module into saved folders, which carry a stub already."""
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
+        """Transformers' own `attn_implementation` stays at its default: our `attention_implementation` chooses.
+
+        Raises:
+            ConfigError: for any other than `sdpa`, which would change nothing.
+        """
+        if attn_implementation not in (None, "sdpa"):
+            raise ConfigError(
+                f"attn_implementation '{attn_implementation}' is not for twofold models; leave it out, or set "
+                f"attention_implementation to one of {', '.join(get_args(AttentionImplementation))}"
+            )
+        return "sdpa"
 
     @property
     def spec(self) -> ModelConfig:

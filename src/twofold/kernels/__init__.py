@@ -1,7 +1,7 @@
 """Fast attention over one or two tensors: which implementations this machine has, and choosing one.
 
 `native` is compiled: it passes over the cache once, for one or a few queries on the CPU; `traced` is the same as an
-operator that torch.compile leaves whole. `triton_decode` does so on GPUs, where it has not been measured. `sdpa` is
+operator that torch.compile leaves whole. `triton_decode` does so on GPUs where it is asked for, not measured. `sdpa` is
 torch's scaled_dot_product_attention, with the heads of a group folded together where that is faster, and does all the
 rest. All have the contract of `attend`, and the attention room calls no other. `KeyValue` is what they read: keys and
 values in the form in which a cache stores them. `linear` does the same for linear layers: one pass over the weights for

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from twofold.kernels.choice import wanted
+from twofold.kernels.choice import choose
 from twofold.kernels.native import instruction_set, load_library
 
 LINEAR_VARIABLE = "TWOFOLD_LINEAR"
@@ -46,7 +46,7 @@ def linear(
         scale: float32 factor on each output of an int8 weight.
     """
     num_rows = x.numel() // x.shape[-1]
-    if num_rows <= MAX_ROWS and why_not_linear(x, weight) is None and wanted(LINEAR_VARIABLE, _NAMES) != "torch":
+    if num_rows <= MAX_ROWS and why_not_linear(x, weight) is None and choose(LINEAR_VARIABLE, _NAMES) != "torch":
         return _native(x, num_rows, weight, bias, scale)
     if scale is None:
         return F.linear(x, weight, bias)
@@ -77,7 +77,7 @@ def why_not_linear(x: Tensor, weight: Tensor) -> str | None:
 
 def describe_linear() -> str:
     """What computes linear layers of a few tokens on this machine, and why."""
-    name, isa = wanted(LINEAR_VARIABLE, _NAMES), instruction_set()
+    name, isa = choose(LINEAR_VARIABLE, _NAMES), instruction_set()
     if isa is None:
         return "torch: there was no C++ compiler when the package was installed"
     if name == "torch":

@@ -53,11 +53,11 @@ def missing(device_type: str) -> str | None:
 def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
     """Why the kernel cannot do this call, or None when it can."""
     key, value, rope_key = stored.key, stored.value, stored.rope_key
+    if torch.compiler.is_compiling():
+        return "torch compiles it"
     lacking = missing(query.device.type)
     if lacking is not None:
         return lacking
-    if torch.compiler.is_compiling():
-        return "torch compiles it"
     if type(query) is not Tensor or type(key) is not Tensor:
         return "the tensors are of a subclass"
     if _device(query.device)[1] < _CAPABILITY:

@@ -7,6 +7,7 @@ from twofold.spec.decode import apply_overrides, canonical_json, decode, encode,
 from twofold.spec.errors import ConfigError, DataError, RunFolderError, TwofoldError, did_you_mean
 from twofold.spec.model import (
     Activation,
+    AttentionImplementation,
     ModelConfig,
     Normalization,
     Positions,
@@ -22,6 +23,7 @@ __all__ = [
     "PAPER_VARIANTS",
     "PRESETS",
     "Activation",
+    "AttentionImplementation",
     "ConfigError",
     "DataConfig",
     "DataError",

@@ -95,8 +95,8 @@ def canonical_json(data: Any) -> str:
 
 
 def run_id(config: Any, data_sha256: str) -> str:
-    """Twelve hex digits that name a config together with its data."""
-    text = canonical_json({"config": encode(config), "data_sha256": data_sha256})
+    """Twelve hex digits that name a config together with its data; equal configs have the same."""
+    text = canonical_json({"config": _encode_compared(config), "data_sha256": data_sha256})
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -104,6 +104,17 @@ def _encode_field(field_type: Any, value: Any) -> Any:
     if field_type in (float, float | None) and isinstance(value, int):
         return float(value)  # 1 and 1.0 are equal, so they must give the same text
     return encode(value)
+
+
+def _encode_compared(config: Any) -> Any:
+    """`encode` without the fields that leave configs equal: they say how something is computed, not what."""
+    if not is_dataclass(config) or isinstance(config, type):
+        return encode(config)
+    values = [(field, getattr(config, field.name)) for field in fields(config) if field.compare]
+    return {
+        field.name: _encode_compared(value) if is_dataclass(value) else _encode_field(field.type, value)
+        for field, value in values
+    }
 
 
 def _with_presets(config_type: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The description of a model. Field names are those of Transformers; derived values are properties."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import ConfigDict, SkipValidation
@@ -19,6 +19,7 @@ RopeMode: TypeAlias = Literal["relative", "unrotated", "decoupled"]
 ScoreMap: TypeAlias = Literal["none", "paper", "product"]
 Normalization: TypeAlias = Literal["layernorm", "rmsnorm"]
 Activation: TypeAlias = Literal["gelu", "gelu_new", "silu"]
+AttentionImplementation: TypeAlias = Literal["auto", "native", "triton", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,8 @@ class ModelConfig:
     """Dropout probability on attention weights."""
     initializer_range: float = 0.02
     """Standard deviation of initial weights."""
+    attention_implementation: AttentionImplementation = field(default="auto", compare=False)
+    """What computes attention; TWOFOLD_ATTENTION wins over it. It leaves equality of models and run ids alone."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
@@ -210,6 +213,7 @@ class ModelConfig:
             ("score_map", ScoreMap),
             ("normalization", Normalization),
             ("activation", Activation),
+            ("attention_implementation", AttentionImplementation),
         ):
             _check_choice(name, getattr(self, name), get_args(choices))
         if self.rope_mode is not None:
@@ -269,7 +273,7 @@ class ModelConfig:
 
 def field_names() -> tuple[str, ...]:
     """Names of the fields of `ModelConfig`."""
-    return tuple(field.name for field in fields(ModelConfig))
+    return tuple(each.name for each in fields(ModelConfig))
 
 
 def _check_count(name: str, value: Any) -> None:
