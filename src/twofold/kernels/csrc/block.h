@@ -9,17 +9,18 @@
 
 namespace twofold::TWOFOLD_ISA {
 
-constexpr int kAhead = 8192;  // bytes
 constexpr float kNothing = -std::numeric_limits<float>::max();
 
 // Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators. D is the width, or 0 to take `width`.
+// `fetch`: the keys come from memory, and those a little ahead are asked for.
 template <int Q, int D, class T>
 TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* keys, int64_t stride, int n, float* score,
-                               int score_stride, int width) {
+                               int score_stride, int width, bool fetch) {
   constexpr int K = kWidth / Q, P = Format<T>::kParts;
-  const int w = D ? D : width;
+  const int w = D ? D : width, bytes = w * int(sizeof(T)) / Format<T>::kPerElement;
   int j = 0;
   for (; j + K <= n; j += K) {
+    for (int c = 0; fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, bytes);
     Floats a[kWidth] = {};
     if constexpr (Q == 1) {  // key by key, in the order of memory
       for (int c = 0; c < K; ++c)
@@ -112,8 +113,7 @@ TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, floa
   for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) {
     Floats a[kWidth] = {};
     for (int c = 0; c < kWidth; ++c) {
-      const char* ahead = reinterpret_cast<const char*>(keys + (j + c) * stride) + kAhead;
-      for (int b = 0; b < D / kPer * int(sizeof(T)); b += 64) __builtin_prefetch(ahead + b);
+      fetch_ahead(keys + (j + c) * stride, D * int(sizeof(T)) / kPer);
       for (int d = 0; d < D; d += kGroup) {
         Floats k[P];
         Format<T>::unpack(keys + (j + c) * stride + d / kPer, k);
@@ -131,7 +131,7 @@ TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, floa
     store(score + j, sum_each(a));
   }
   for (int v = 0; v < D / kWidth; ++v) store(output + v * kWidth, out[v]);
-  score_rows<1, D>(query, 0, keys + j * stride, stride, n - j, score + j, 0, D);
+  score_rows<1, D>(query, 0, keys + j * stride, stride, n - j, score + j, 0, D, false);
   add_rows<1, D>(weight + j, 0, values + j * stride, stride, m - j, output, D);
 }
 

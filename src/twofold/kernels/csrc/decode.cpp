@@ -76,6 +76,7 @@ struct Block {
   int64_t rope_stride;
   int n;
   const float *key_scale, *value_scale, *rope_scale;  // or null
+  bool in_place;
 };
 
 inline void multiply(float* x, const float* by, int n) {
@@ -103,10 +104,11 @@ template <int Q, int D, class T>
 inline void attend_rows(const Block<T>& block, int row, const Plan& p, Scratch& s) {
   const float* query = s.rotation ? s.turned_query + row * p.width : s.query + row * p.query_width;
   const int query_stride = s.rotation ? p.width : p.query_width;
-  score_rows<Q, D>(query, query_stride, block.keys, block.key_stride, block.n, s.score + row * p.block, p.block, p.width);
+  score_rows<Q, D>(query, query_stride, block.keys, block.key_stride, block.n, s.score + row * p.block, p.block, p.width,
+                   block.in_place);
   if (block.rope)
     score_rows<Q, 0>(query + p.width, query_stride, block.rope, block.rope_stride, block.n, s.rope_score + row * p.block,
-                     p.block, int(p.a.rope_width));
+                     p.block, int(p.a.rope_width), block.in_place);
   weigh<Q, D>(block, row, p, s);
 }
 
@@ -155,8 +157,8 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
   constexpr bool kFloat = std::is_same_v<T, float>;
   if (!s.rotation && (kFloat || (p.packed && rows == 1)))
     return attend_block<D>(Block<T>{key, head.key_stride, value, head.value_stride, rope, head.rope_stride, n, key_scale,
-                                    value_scale, rope_scale}, row, rows, p, s);
-  Block<float> block{nullptr, w, nullptr, w, nullptr, p.a.rope_width, n, key_scale, value_scale, rope_scale};
+                                    value_scale, rope_scale, true}, row, rows, p, s);
+  Block<float> block{nullptr, w, nullptr, w, nullptr, p.a.rope_width, n, key_scale, value_scale, rope_scale, kFloat};
   if constexpr (kFloat) {
     block.keys = key, block.key_stride = head.key_stride;
     block.values = value, block.value_stride = head.value_stride;
@@ -171,11 +173,11 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
       s.rotation->rotate_back(s.query + r * p.query_width, s.turned_query + r * w);
     if (rows == 1 && w / 2 % kWidth == 0) {
       s.rotation->score<D>(s.turned_query + row * w, block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys,
-                           s.score + row * p.block);
+                           s.score + row * p.block, kFloat);
       return weigh<1, D>(block, row, p, s);
     }
-    s.rotation->rotate<D>(block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys);
-    block.keys = s.turned_keys, block.key_stride = w;
+    s.rotation->rotate<D>(block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys, kFloat);
+    block.keys = s.turned_keys, block.key_stride = w, block.in_place = false;
   }
   attend_block<D>(block, row, rows, p, s);
 }

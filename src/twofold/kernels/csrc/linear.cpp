@@ -19,13 +19,12 @@ constexpr int64_t kBytesPerThread = 1 << 17;  // of weights, below which a secon
 template <class T>
 TWOFOLD_INLINE void multiply_rows(const float* input, const T* weight, int64_t width, int n, float* output) {
   constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
-  constexpr int kFetch = sizeof(T) == 1 ? kAhead / 2 : kAhead;
   Floats sums[kWidth] = {};
   for (int r = 0; r < n; ++r, weight += width) {
     Floats a[2][P] = {};
     auto add = [&](int64_t d, Floats* to) {
       Floats w[P];
-      __builtin_prefetch(reinterpret_cast<const char*>(weight + d) + kFetch);
+      fetch_ahead(weight + d, 64);
       Format<T>::unpack(weight + d, w);
       for (int p = 0; p < P; ++p) to[p] += load(input + d + p * kWidth) * w[p];
     };
@@ -49,9 +48,9 @@ void multiply_range(const twofold_linear& a, const float* input, int64_t begin, 
     float* output = a.output + j;
     int64_t row = 0;
     for (; row + 4 <= a.rows; row += 4)
-      score_rows<4, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width));
+      score_rows<4, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width), true);
     for (; row + 2 <= a.rows; row += 2)
-      score_rows<2, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width));
+      score_rows<2, 0>(input + row * width, int(width), weight, width, n, output + row * a.out, int(a.out), int(width), true);
     for (; row < a.rows; ++row) multiply_rows(input + row * width, weight, width, n, output + row * a.out);
     for (row = 0; row < a.rows; ++row)
       for (int i = 0; i < n; ++i) {

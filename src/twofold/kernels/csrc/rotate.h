@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "formats.h"
 #include "simd.h"
 
 namespace twofold::TWOFOLD_ISA {
@@ -49,10 +50,11 @@ class Rotation {
     }
   }
 
-  // Scores of one query that was rotated back, without writing the rotated keys. `factors` has room for 2 D floats.
+  // Scores of one query that was rotated back, without writing the rotated keys. `factors` has room for 2 D floats;
+  // `fetch` as in `score_rows`.
   template <int D>
   void score(const float* query, const float* keys, int64_t stride, int n, const float* weight, float* factors,
-             float* score) const {
+             float* score, bool fetch) const {
     const int half = D ? D / 2 : half_;
     float *low_cos = factors, *high_cos = factors + half, *low_sin = factors + 2 * half, *high_sin = factors + 3 * half;
     for (int d = 0; d < half; ++d) {
@@ -63,6 +65,7 @@ class Rotation {
     const float *cos = cos_.data(), *sin = sin_.data();
     auto products = [&](const float* key, const float* c, const float* s) {
       Floats a = {};
+      if (fetch) fetch_ahead(key, 8 * half);
       for (int d = 0; d < half; d += kWidth) {
         const Floats low = load(key + d), high = load(key + half + d);
         a += (low * load(low_cos + d) + high * load(high_cos + d)) * load(c + d);
@@ -82,9 +85,11 @@ class Rotation {
 
   // Key i of n neighbours, times the weights where there are any, rotated by i. D is the width, or 0 for any.
   template <int D>
-  void rotate(const float* keys, int64_t stride, int n, const float* weight, float* __restrict out) const {
+  void rotate(const float* keys, int64_t stride, int n, const float* weight, float* __restrict out,
+              bool fetch) const {
     const int half = D ? D / 2 : half_;
     for (int i = 0; i < n; ++i, keys += stride, out += 2 * half) {
+      if (fetch) fetch_ahead(keys, 8 * half);
       const float *c = cos_.data() + i * half, *s = sin_.data() + i * half;
       int d = 0;
       for (; d + kWidth <= half; d += kWidth) {
