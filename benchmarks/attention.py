@@ -6,7 +6,8 @@ Every contender of a row is first compared with attention in float64, then they 
 scaled_dot_product_attention over separate keys and values. `two` is our kernel over the same two tensors and tells what
 is kernel and what is sharing; `one` is our kernel over one tensor; `rotated` rotates its keys when it reads them;
 `folded` is what runs over one tensor where there was no compiler. Integers have no `torch`. Medians over rounds, on one
-thread of process time, on more of wall time. The last line is JSON.
+thread of process time, on more of wall time; `bandwidth` is the share of what a sum over a large tensor reads in the
+same rounds. The last line is JSON.
 """
 
 import argparse
@@ -19,7 +20,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from twofold.bench import read_bandwidth
 from twofold.cache.quantize import quantize
 from twofold.kernels import KeyValue, Mask, Rotation, instruction_set, native, rotary_frequencies, sdpa
 from twofold.records import describe_environment
@@ -27,6 +27,7 @@ from twofold.records import describe_environment
 NUM_HEADS, WIDTH, SCALE = 16, 64, 0.125
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3, "int8": 1e-4, "int4": 1e-4}
 ROWS = [(dtype, groups) for dtype in TOLERANCE for groups in (16, 4, 1)]
+LARGE = 64 * 2**20  # elements, more than any cache holds
 NUM_LAYERS = 4  # caches visited by turns, so that none of them stays in a processor's cache
 
 Run = Callable[[torch.Tensor, KeyValue], torch.Tensor]
@@ -89,18 +90,22 @@ def measure(dtype: str, groups: int, batch: int, context: int, rounds: int) -> d
         if not error <= TOLERANCE[dtype]:
             raise SystemExit(f"{name} over {dtype} is off by {error:.2g}; nothing was timed")
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in (*runs, "read")}
+    large = torch.ones(LARGE)
     for number in range(rounds + 1):
         for name, (run, layers) in runs.items():
             taken = seconds(lambda run=run, layers=layers: [run(query, stored) for stored in layers], clock)
             if number > 0:
                 times[name].append(taken / NUM_LAYERS)
+        if number > 0:
+            times["read"].append(seconds(large.sum, clock))
     one = runs["one"][1][0]
     stored_bytes = sum(t.nbytes for t in (one.key, one.key_scale) if t is not None)
     return {
         "dtype": dtype,
         "num_key_value_heads": groups,
         "bytes_of_one_tensor": stored_bytes,
+        "read_bandwidth_gb_s": large.nbytes / statistics.median(times.pop("read")) / 1e9,
         "milliseconds": {name: statistics.median(t) * 1e3 for name, t in times.items()},
         "spread": {name: [min(t) * 1e3, max(t) * 1e3] for name, t in times.items()},
     }
@@ -121,7 +126,6 @@ def main() -> None:
     rows = []
     for dtype, groups in ROWS:
         row = measure(dtype, groups, args.batch_size, args.context, args.rounds)
-        row["read_bandwidth_gb_s"] = read_bandwidth()
         rows.append(row)
         ms = row["milliseconds"]
         share = row["bytes_of_one_tensor"] / ms["one"] / 1e6 / row["read_bandwidth_gb_s"]

@@ -101,38 +101,39 @@ TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* va
     add_values<Q, 1, 1>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
 }
 
-// Scores of one query over n keys and, a few rows at a time in between, output += weights · values over m rows before
-// them, which lie in the first-level cache. So memory is read all the time; what lies a little ahead is fetched.
+// output += weights · values over m rows, which lie in the first-level cache, and in between, a few rows at a time,
+// scores of one query over n keys, which come from memory: so that is read all the time.
 template <int D, class T>
-TWOFOLD_INLINE void score_and_add(const float* query, const T* keys, int n, float* score, const T* values, int m,
+TWOFOLD_INLINE void add_and_score(const float* query, const T* keys, int n, float* score, const T* values, int m,
                                   const float* weight, int64_t stride, float* output) {
   constexpr int P = Format<T>::kParts, kGroup = P * kWidth, kPer = Format<T>::kPerElement;
   Floats out[D / kWidth];
   for (int v = 0; v < D / kWidth; ++v) out[v] = load(output + v * kWidth);
-  int j = 0;
-  for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) {
-    Floats a[kWidth] = {};
-    for (int c = 0; c < kWidth; ++c) {
-      fetch_ahead(keys + (j + c) * stride, D * int(sizeof(T)) / kPer);
-      for (int d = 0; d < D; d += kGroup) {
-        Floats k[P];
-        Format<T>::unpack(keys + (j + c) * stride + d / kPer, k);
-        for (int p = 0; p < P; ++p) a[c] += load(query + d + p * kWidth) * k[p];
-      }
-    }
-    for (int c = 0; c < kWidth; ++c) {
-      const float w = weight[j + c];
+  auto add = [&](int begin, int end) {
+    for (int j = begin; j < end; ++j)
       for (int d = 0; d < D; d += kGroup) {
         Floats x[P];
-        Format<T>::unpack(values + (j + c) * stride + d / kPer, x);
-        for (int p = 0; p < P; ++p) out[d / kWidth + p] += w * x[p];
+        Format<T>::unpack(values + j * stride + d / kPer, x);
+        for (int p = 0; p < P; ++p) out[d / kWidth + p] += weight[j] * x[p];
+      }
+  };
+  auto score_some = [&](int begin, int end) {
+    Floats a[kWidth] = {};
+    for (int j = begin; j < end; ++j) {
+      fetch_ahead(keys + j * stride, D * int(sizeof(T)) / kPer);
+      for (int d = 0; d < D; d += kGroup) {
+        Floats k[P];
+        Format<T>::unpack(keys + j * stride + d / kPer, k);
+        for (int p = 0; p < P; ++p) a[j - begin] += load(query + d + p * kWidth) * k[p];
       }
     }
-    store(score + j, sum_each(a));
-  }
+    store(score + begin, sum_each(a));
+  };
+  int j = 0;
+  for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) add(j, j + kWidth), score_some(j, j + kWidth);
+  add(j, m);
+  for (; j < n; j += kWidth) score_some(j, n < j + kWidth ? n : j + kWidth);
   for (int v = 0; v < D / kWidth; ++v) store(output + v * kWidth, out[v]);
-  score_rows<1, D>(query, 0, keys + j * stride, stride, n - j, score + j, 0, D, false);
-  add_rows<1, D>(weight + j, 0, values + j * stride, stride, m - j, output, D);
 }
 
 // Turns n scores into weights e^(score - max), adds their sum to `sum`, and scales sum and output where max grows.

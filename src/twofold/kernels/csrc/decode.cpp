@@ -191,7 +191,7 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
   for (int64_t j = begin; j < end; j += num_before) {
     const T* keys = head.key + j * head.key_stride;
     const int n = int(std::min<int64_t>(p.block, end - j));
-    score_and_add<D>(s.query + row * D, keys, n, score, before, num_before, weight, head.key_stride, output);
+    add_and_score<D>(s.query + row * D, keys, n, score, before, num_before, weight, head.key_stride, output);
     const float* scale = head.key_scale ? head.key_scale + j : nullptr;
     multiply(score, scale, n);
     softmax_row(score, n, s.max[row], s.sum[row], output, D);

@@ -1,0 +1,86 @@
+"""Draws docs/images/decode.png from the results of a machine: time of a token after contexts of several lengths.
+
+.venv/bin/python benchmarks/figure.py benchmarks/results/MACHINE.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+PICTURE = Path(__file__).parents[1] / "docs/images/decode.png"
+OURS, PEERS = ("#c2410c", "#0f766e", "#4338ca"), "#6b7280"
+Lines = dict[str, dict[int, tuple[float, float, float]]]
+
+
+def variants_of(record: dict[str, Any]) -> list[str]:
+    """Our own contenders."""
+    return list(dict.fromkeys(row["contender"] for row in record["rows"] if row["way"] == "generate"))
+
+
+def lines_of(record: dict[str, Any]) -> Lines:
+    """Milliseconds a token by context, each with its lowest and highest round: ours through `generate`, and others."""
+    lines: Lines = {}
+    for row in record["rows"]:
+        if row["way"] == "loop" and row["contender"] in variants_of(record):
+            continue
+        name = row["contender"] if row["way"] in ("generate", "loop") else f"{row['contender']} {row['way']}"
+        time = row["cpu_ms"]
+        lines.setdefault(name, {})[row["context"]] = (time["median"], time["low"], time["high"])
+    return lines
+
+
+def draw(axes: Any, title: str, record: dict[str, Any]) -> None:
+    lines, ends = lines_of(record), []
+    colors = dict(zip(variants_of(record), OURS, strict=False))
+    for name, points in lines.items():
+        contexts, times = zip(*sorted(points.items()), strict=True)
+        middle, low, high = zip(*times, strict=True)
+        color, style = colors.get(name, PEERS), "-" if name in colors else "--"
+        around = [
+            [m - each for m, each in zip(middle, low, strict=True)],
+            [h - m for m, h in zip(middle, high, strict=True)],
+        ]
+        axes.errorbar(contexts, middle, around, color=color, linestyle=style, marker="o", markersize=4, capsize=2)
+        ends.append((middle[-1], name, color))
+    axes.set(title=title, xlabel="tokens in the cache", ylabel="ms a token", xscale="log", yscale="log")
+    contexts = sorted({context for points in lines.values() for context in points})
+    axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+    axes.minorticks_off()
+    lowest = min(low for points in lines.values() for _, low, _ in points.values())
+    highest = max(high for points in lines.values() for *_, high in points.values())
+    ticks = [tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000) if lowest / 1.5 < tick < highest * 1.5]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.grid(visible=True, axis="y", color="#e5e7eb")
+    axes.spines[["top", "right"]].set_visible(False)
+    place = 0.0
+    for time, name, color in sorted(ends):  # labels of neighbours are moved apart
+        place = max(time, place * 1.13)
+        axes.annotate(
+            f"{name}  {time:.3g}",
+            (contexts[-1], place),
+            xytext=(8, 0),
+            textcoords="offset points",
+            color=color,
+            va="center",
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    records = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))
+    decoding = [record for record in records.values() if record["task"] == "decode" and record["threads"] == 1]
+    exact = next(record for record in decoding if len({row["context"] for row in record["rows"]}) > 2)
+    small = next(record for record in decoding if record["cache_dtype"] == "int8")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    draw(left, "float32", exact)
+    draw(right, "8 bits", small)
+    figure.suptitle(f"One thread of {exact['environment']['cpu']}: 12 layers, 768 wide, 12 heads, batch 1")
+    figure.savefig(PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
