@@ -26,7 +26,7 @@ from twofold.bench import peers as peers_module
 from twofold.bench.contender import check, relative_error
 from twofold.bench.results import hardware_slug, markdown
 from twofold.cost import cache_bytes
-from twofold.kernels import VARIABLE, choice
+from twofold.kernels import LINEAR_VARIABLE, VARIABLE, choice, linear
 from twofold.spec import ConfigError, ModelConfig
 
 VARIANTS = {
@@ -46,6 +46,16 @@ WIDE = ModelConfig(**{**MODEL, "hidden_size": 64, "num_attention_heads": 2, "int
 def no_bandwidth(monkeypatch):
     """A quarter of a gigabyte, summed, is not what these tests are about."""
     monkeypatch.setattr("twofold.bench.runner.read_bandwidth", lambda _: 1.0)
+
+
+@pytest.fixture
+def _linear_layers_off_by_a_tenth(monkeypatch):
+    """Where torch does not compute them."""
+
+    def tampered(x, weight, bias=None, scale=None):
+        return linear(x, weight, bias, scale) * (1 if os.environ.get(LINEAR_VARIABLE) == "torch" else 1.1)
+
+    monkeypatch.setattr("twofold.kernels.quantized.linear", tampered)
 
 
 def installed(name):
@@ -91,6 +101,48 @@ def test_a_quantised_cache_is_checked_and_counted_with_its_scales(cache_dtype):
     assert used == contender.traffic(case).cache_bytes == cache_bytes(variant("tied-kv"), 40, cache_dtype).total
     with pytest.raises(ConfigError, match="int9"):
         Twofold("tied-kv", variant("tied-kv"), "float32", cache_dtype="int9")
+
+
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": False}, {"query_depth": 2}])
+def test_int8_weights_are_checked_and_counted_with_their_scales(options):
+    config = ModelConfig(**{**MODEL, **VARIANTS["tied-kv"], "hidden_size": 64, "intermediate_size": 64, **options})
+    floats = Twofold("floats", config, "float32")
+    contender = Twofold("tied-kv", config, "float32", cache_dtype="int8", weights="int8")
+    for each in (floats, contender):
+        each.build(100)
+    error = check(contender)
+    assert error < 1e-3
+    case = Case(context=40)
+    contender.fill(case)
+    model = contender.model
+    looked_up = [model.model.decoder.embed_positions.weight]
+    if not config.tie_word_embeddings:
+        looked_up.append(model.model.decoder.embed_tokens.weight)
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    assert contender.traffic(case).weight_bytes == sum(held.values()) - sum(table.nbytes for table in looked_up)
+    tokens = torch.arange(20)[None] % config.vocab_size
+    assert relative_error(contender.whole_pass(tokens), floats.whole_pass(tokens)) > error
+    with pytest.raises(ConfigError, match="int9"):
+        Twofold("tied-kv", config, "float32", weights="int9")
+
+
+def test_variants_share_int8_weights():
+    first, second = (variant(name) for name in ("qkv", "tied-kv"))
+    like = Twofold("qkv", first, "float32", weights="int8")
+    contender = Twofold("tied-kv", second, "float32", weights="int8", like=like)
+    for each in (like, contender):
+        each.build(100)
+    ours, theirs = (dict(each.model.named_buffers(remove_duplicate=False)) for each in (contender, like))
+    assert {ours[name].data_ptr() for name in ours} <= {tensor.data_ptr() for tensor in theirs.values()}
+    assert check(contender) < 1e-4
+
+
+@pytest.mark.usefixtures("_linear_layers_off_by_a_tenth")
+def test_linear_layers_that_compute_something_else_are_refused():
+    contender = Twofold("qkv", variant("qkv"), "float32", weights="int8")
+    contender.build(100)
+    with pytest.raises(CorrectnessError, match="qkv: decoded logits are off"):
+        check(contender)
 
 
 @pytest.mark.parametrize("name", ["qkv", "window", "unrotated"])

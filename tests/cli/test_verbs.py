@@ -152,6 +152,18 @@ def test_a_model_runs_with_a_quantised_cache(dtype, capfd):
     assert program(capfd, *arguments, "--cache-dtype", dtype).out.startswith("a")
 
 
+def test_a_model_runs_with_int8_weights(capfd):
+    train(capfd, "--set", "model.sharing=tied-kv", "--set", "model.initializer_range=0.4")
+    floats, integers = (
+        json.loads(program(capfd, "eval", "--model", "runs/a", "--device", "cpu", "--json", *options).out)
+        for options in ([], ["--weights", "int8"])
+    )
+    assert integers["loss"] == pytest.approx(floats["loss"], rel=0.05)
+    assert integers["loss"] != floats["loss"]
+    arguments = ["generate", "--model", "runs/a", "--device", "cpu", "--prompt", "a", "--max-new-tokens", "3"]
+    assert program(capfd, *arguments, "--weights", "int8", "--cache-dtype", "int8").out.startswith("a")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_model_runs_in_the_type_that_is_asked_for(dtype, capfd):
     train(capfd, "--set", "model.sharing=tied-kv")
@@ -230,14 +242,17 @@ def test_bench_decode_prints_json_alone(capfd):
 
 @pytest.mark.usefixtures("quick_bench")
 def test_bench_decode_prints_tables_and_json_last(capfd):
-    arguments = ["--context", "40", "--repeats", "1", "--cache-dtype", "int8", "--peer", "transformers-gpt2"]
+    arguments = ["--context", "40", "--repeats", "1", "--peer", "transformers-gpt2"]
+    arguments += ["--cache-dtype", "int8", "--weights", "int8"]
     output = program(capfd, "bench", "decode", "--config", "run.yaml", *arguments)
-    assert "Decoding after 40 tokens, batch 1, float32 with a cache in int8, 1 thread" in output.out
+    kinds = "float32 with linear layers in int8, a cache in int8"
+    assert f"Decoding after 40 tokens, batch 1, {kinds}, 1 thread" in output.out
     rows = [line.split(" · ") for line in output.out.splitlines() if " · " in line and "KiB" in line]
     ours = ["QKV", "Q=K-V", "Q-K=V", "Q=K=V", "GQA-4", "MQA", "Q-GQA-4", "Q-MQA"]
     assert [name for name, _ in rows] == [name for name in [*ours, "transformers-gpt2"] for _ in range(2)]
     assert "The same run reads 12.5 GB/s" in output.out
-    assert json.loads(output.out.splitlines()[-1])["cache_dtype"] == "int8"
+    record = json.loads(output.out.splitlines()[-1])
+    assert (record["dtype"], record["cache_dtype"], record["weights"]) == ("float32", "int8", "int8")
 
 
 @pytest.mark.usefixtures("quick_bench")

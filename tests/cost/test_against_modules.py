@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from twofold.cost import cache_bytes, count_macs, count_parameters
+from twofold.cost import cache_bytes, count_linears, count_macs, count_parameters
 from twofold.kernels import LINEAR_VARIABLE
 from twofold.models import LanguageModel
 from twofold.spec import ConfigError, ModelConfig
@@ -55,11 +56,17 @@ def models():
 MODELS = list(models())
 
 
+def num_weights(linear):
+    return linear.weight.numel()
+
+
 @pytest.mark.parametrize("config", MODELS)
 def test_parameters_and_operations(config, monkeypatch):
     monkeypatch.setenv(LINEAR_VARIABLE, "torch")  # the counter sees torch's operations only
     model = LanguageModel(config)
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert count_linears(config) == (sum(map(num_weights, linears)), sum(linear.out_features for linear in linears))
     length, batch = 7, 2
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.zeros(batch, length, dtype=torch.long))

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, pipeline
 
 from tests.hf.small import END_OF_TEXT, VARIANTS, make_model, make_plain, make_tokenizer
-from twofold.hf import TwofoldForCausalLM, load_model, save_model
+from twofold.hf import TwofoldForCausalLM, load_model, save_model, to_hf, to_plain
+from twofold.kernels import quantize_weights
 from twofold.spec import ConfigError, RunFolderError, TwofoldError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -59,6 +60,19 @@ def test_round_trip(variant, tied, tmp_path):
 def test_dtype_is_kept(tmp_path):
     save_model(make_plain().to(torch.bfloat16), tmp_path)
     assert load_model(tmp_path)[0].dtype == torch.bfloat16
+
+
+def test_int8_weights_are_refused_in_one_line_and_made_again_after_loading(folder, tmp_path):
+    model, _ = load_model(folder)
+    quantize_weights(model)
+    for save in (model.save_pretrained, lambda path: save_model(to_plain(model), path)):
+        with pytest.raises(TwofoldError, match="a model with int8 weights is not saved; save it before"):
+            save(tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()
+    again = quantize_weights(load_model(folder)[0])
+    tokens = torch.arange(6)[None]
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert to_hf(to_plain(model)).config.dtype == torch.float32
 
 
 def test_what_is_in_a_folder(folder):

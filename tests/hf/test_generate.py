@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache, TextStreamer, set_seed
 from tests.hf.small import END_OF_TEXT, VARIANTS, VOCABULARY, make_config, make_model, make_tokenizer
 from twofold.cache import CacheError, LayerCache
 from twofold.hf import CACHE_NAME, TwofoldCacheLayer, cache_for, cache_sizes, wrap_tokenizer
+from twofold.kernels import QuantizedLinear, quantize_weights
 from twofold.spec import ConfigError, TwofoldError
 
 NEW = 14
@@ -247,3 +248,39 @@ def test_sliding_cache_stays_small():
     model = make_model("window")
     _, _, output = generate(model, prompts(1), max_new_tokens=40, min_new_tokens=40)
     assert cache_sizes(output[CACHE_NAME])[0] == 2 * 4 * 4 * 8 * 8  # layers, window, heads, head dim, bytes
+
+
+@torch.no_grad()
+def with_int8_weights(model):
+    """The model with int8 weights, and one of floats that are exactly what the integers stand for."""
+    narrow = quantize_weights(copy.deepcopy(model))
+    for name, layer in narrow.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            model.get_submodule(name).weight.copy_(layer.weight * layer.scale.double()[:, None])
+    return narrow, model
+
+
+@pytest.mark.parametrize("mode", ["greedy", "beam"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_int8_weights_equal_what_they_stand_for(variant, mode):
+    model, tokens = make_model(variant), prompts()
+    model.fold_queries()
+    narrow, floats = with_int8_weights(model)
+    cached = generate(narrow, tokens, **MODES[mode])
+    assert_same(cached, generate(floats, tokens, **MODES[mode]))
+    assert_same(cached, generate(narrow, tokens, use_cache=False, **MODES[mode]))
+
+
+def test_int8_weights_with_an_int8_cache_and_left_padding():
+    """In float32, where the kernel does it."""
+    tokens, mask = left_padded_prompts()
+    models = with_int8_weights(make_model("relative", hidden_size=64, intermediate_size=128).float())
+    narrow, floats = (
+        generate(model, tokens, attention_mask=mask, **{CACHE_NAME: cache_for(model, "int8")})[1] for model in models
+    )
+    assert (narrow[:2] - floats[:2]).abs().max() < 0.02 * floats.abs().max()  # a rounding may tip in the cache
+
+
+def test_queries_are_folded_before_weights_become_int8():
+    with pytest.raises(ConfigError, match="fold the queries before the weights become int8"):
+        quantize_weights(make_model("normed")).fold_queries()

@@ -43,7 +43,7 @@ def assert_close(got, x, meant, bias, dtype):
 
 @needs_kernel
 @given(
-    rows=st.integers(1, 16),
+    rows=st.integers(1, 20) | st.just(64),
     width=st.sampled_from([64, 128, 192, 320, 768]),
     outputs=st.sampled_from([1, 5, 15, 16, 17, 33, 200]),
     dtype=st.sampled_from(list(HALF_STEP)),
@@ -58,7 +58,7 @@ def test_kernel_against_float64(rows, width, outputs, dtype, kind, biased, threa
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got = linear(x, weight, bias, scale)
+        got = sys.modules[linear.__module__]._native(x, rows, weight, bias, scale)
     finally:
         torch.set_num_threads(before)
     assert_close(got, x, meant, bias, dtype)
@@ -178,6 +178,23 @@ def test_forked_child():
     assert here.poll(60)
     assert here.recv() == expected
     child.join(60)
+
+
+@needs_kernel
+@pytest.mark.parametrize("has_units", [True, False])
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "float"), ("bfloat16", "float"), ("float32", "int8")])
+def test_torch_does_many_tokens(dtype, kind, has_units, monkeypatch):
+    """What is many depends on what torch would do: copy integers, or multiply bfloat16 by instructions for that."""
+    module = sys.modules[linear.__module__]
+    monkeypatch.setattr(module, "_multiplies_bfloat16", lambda: has_units)
+    calls = []
+    monkeypatch.setattr(module, "_native", lambda x, *_: (calls.append(x.shape[0]), x)[1])
+    _, weight, _, scale, _ = make(1, 64, 64, getattr(torch, dtype), kind)
+    for rows in (1, 4, 5, 16, 17, 64, 65):
+        linear(torch.ones(rows, 64, dtype=getattr(torch, dtype)), weight, None, scale)
+    most = {"int8": 64, "float": 4 if has_units and dtype == "bfloat16" else 16}[kind]
+    assert calls == [rows for rows in (1, 4, 5, 16, 17, 64, 65) if rows <= most]
+    assert f"({4 if has_units else 16} in bfloat16, 64 with int8 weights)" in describe_linear()
 
 
 def test_environment_variable(monkeypatch):

@@ -9,7 +9,7 @@ from twofold.attention.context import AttentionContext
 from twofold.attention.score_map import ScoreMapMix
 from twofold.cache import LayerCache, Quantized, Stored, spread
 from twofold.kernels import KeyValue, Linear, Rotation, attend, rotate
-from twofold.spec import ModelConfig
+from twofold.spec import ConfigError, ModelConfig
 
 
 class Attention(nn.Module):
@@ -149,7 +149,15 @@ class Attention(nn.Module):
         return KeyValue(tensors[0], tensors[-1], scales[0], scales[-1])
 
     def fold_query(self) -> None:
-        """Replaces the two query matrices of `query_depth=2` by their product, for inference."""
+        """Replaces the two query matrices of `query_depth=2` by their product, for inference.
+
+        Raises:
+            ConfigError: where their weights are int8 already.
+        """
+        if self.q_a_proj.weight.dtype == torch.int8:
+            raise ConfigError(
+                "fold the queries before the weights become int8; the product of integers would be coarser"
+            )
         with torch.no_grad():
             weight = (self.q_b_proj.weight.double() @ self.q_a_proj.weight.double()).to(self.q_b_proj.weight.dtype)
             folded = Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device, dtype=weight.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twofold.attention import AttentionContext
 from twofold.cache import LayerCache
-from twofold.cost import cache_bytes, cache_elements, check_dtype, count_parameters
+from twofold.cost import cache_bytes, cache_elements, check_dtype, count_linears, count_parameters
 from twofold.models import Decoder
 from twofold.spec import ModelConfig, TwofoldError
 
@@ -133,7 +133,7 @@ def fill_caches(decoder: Decoder, caches: Sequence[LayerCache], case: Case, *, p
         case: Context and batch size.
         piece: Tokens at a time, as a prompt that is passed in pieces fills it.
     """
-    config, dtype = decoder.config, decoder.embed_tokens.weight.dtype
+    config, dtype = decoder.config, decoder.dtype
     generator = torch.Generator().manual_seed(0)
     for start in range(0, case.context, piece):
         positions = torch.arange(start, min(start + piece, case.context)).expand(case.batch_size, -1)
@@ -154,6 +154,7 @@ def step_traffic(
     *,
     weight_bytes: int | Fraction,
     dtype: str,
+    weights: str | None = None,
     cache_element: Fraction | None = None,
 ) -> Traffic:
     """What a step of a model moves, from its config.
@@ -166,15 +167,20 @@ def step_traffic(
         case: Context and batch size.
         weight_bytes: Bytes of one weight.
         dtype: Type of the cached elements.
+        weights: `int8` where the linear layers have such weights, with a float32 scale for each output.
         cache_element: Bytes of one cached element where that is none of torch's types.
     """
     count = count_parameters(config)
     read = count.total - count.positions - (0 if config.tie_word_embeddings else count.embedding)
+    read_bytes = read * weight_bytes
+    if weights == "int8":
+        matrices, outputs = count_linears(config)
+        read_bytes = matrices + 4 * outputs + (read - matrices) * weight_bytes
     if cache_element is None:
         cache = cache_bytes(config, case.context, dtype, case.batch_size).total
     else:
         cache = int(case.batch_size * cache_elements(config, case.context) * cache_element)
-    return Traffic(weight_bytes=int(read * weight_bytes), cache_bytes=cache)
+    return Traffic(weight_bytes=int(read_bytes), cache_bytes=cache)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -23,7 +23,7 @@ from twofold.bench.contender import (
 )
 from twofold.cache import check_cache_dtype
 from twofold.cost import DTYPE_BYTES, unshared_baseline
-from twofold.kernels import VARIABLE
+from twofold.kernels import LINEAR_VARIABLE, VARIABLE, check_weights, quantize_weights
 from twofold.spec import ConfigError, ModelConfig
 
 _FILL_TOKENS = 128  # few, so that what the memory allocator keeps of each piece does not add up
@@ -148,7 +148,8 @@ class Twofold(GenerateContender):
         name: What its rows are called.
         config: The model.
         dtype: Type of weights and cache.
-        cache_dtype: `int8` or `int4` for a quantised cache; None for the type of the weights.
+        cache_dtype: `int8` or `int4` for a quantised cache; None for the dtype.
+        weights: `int8` for quantised linear layers; None for the dtype.
         like: A contender, built before, whose weights of equal shape this one uses too. What a step costs does not
             depend on their values, and models that would not fit in memory together do then.
         capacity: Tokens for which the cache takes memory at once; None to grow.
@@ -162,25 +163,36 @@ class Twofold(GenerateContender):
         dtype: str,
         *,
         cache_dtype: str | None = None,
+        weights: str | None = None,
         like: "Twofold | None" = None,
         capacity: int | None = None,
         attention: str | None = None,
     ) -> None:
         super().__init__(name, config, dtype)
         check_cache_dtype(cache_dtype)
+        check_weights(weights)
         self._cache_dtype, self._like, self._capacity = cache_dtype, like, capacity
-        self._attention = attention
+        self._weights, self._attention = weights, attention
         self.tolerance = max(self.tolerance, TOLERANCES[cache_dtype or dtype])
 
     def traffic(self, case: Case) -> Traffic:
         """Bytes that a step must move."""
-        size = DTYPE_BYTES[self.dtype]
-        return step_traffic(self.config, case, weight_bytes=size, dtype=self._cache_dtype or self.dtype)
+        size, cached = DTYPE_BYTES[self.dtype], self._cache_dtype or self.dtype
+        config = replace(self.config, query_depth=1)  # folded
+        return step_traffic(config, case, weight_bytes=size, weights=self._weights, dtype=cached)
 
     def memory(self, case: Case) -> int:
         """Weights of its own, and the cache."""
         traffic = self.traffic(case)
         return traffic.cache_bytes + (traffic.weight_bytes if self._like is None else traffic.weight_bytes // 5)
+
+    def build(self, longest: int) -> None:
+        """Makes the model, with the weights that it is to have."""
+        super().build(longest)
+        if self._weights is not None:
+            quantize_weights(self.model)
+        if self._like is not None and self._like.model is not None:
+            _share_weights(self.model, self._like.model)
 
     def make_model(self, longest: int) -> Any:
         """Our model, its query folded."""
@@ -189,8 +201,6 @@ class Twofold(GenerateContender):
         config = replace(self.config, max_position_embeddings=max(longest, self.config.max_position_embeddings))
         model = TwofoldForCausalLM(TwofoldConfig.from_spec(config))
         model.fold_queries()
-        if self._like is not None and self._like.model is not None:
-            _share_weights(model, self._like.model)
         return model
 
     def make_cache(self, name: str) -> Any:  # noqa: ARG002 - there is one kind
@@ -212,15 +222,15 @@ class Twofold(GenerateContender):
 
     @torch.no_grad()
     def fill(self, case: Case) -> None:
-        """Fills the cache, and compares a step over all of it with the same step by torch's attention.
+        """Fills the cache, and compares a step over all of it with the same step by torch alone.
 
         Raises:
             CorrectnessError: where they differ by more than rounding; the first check saw a few tokens only.
         """
         super().fill(case)
-        with attention_by(self._attention):
+        with computed_by(attention=self._attention):
             step = self._step()
-        with attention_by("torch"):
+        with computed_by(attention="torch", linear="torch"):
             expected = self._step()
         check_error(f"{self.name} at {case.context:,} tokens", relative_error(step, expected), self.tolerance)
 
@@ -229,11 +239,11 @@ class Twofold(GenerateContender):
         return {**super().ways(), "loop": self._loop}
 
     def whole_pass(self, tokens: torch.Tensor) -> torch.Tensor:
-        """By torch's attention; through a cache where that is quantised, since it changes what is computed."""
+        """By torch alone; through a cache where that is quantised, since it changes what is computed."""
         from twofold.hf import CACHE_NAME
 
         cache = {CACHE_NAME: self.make_cache("generate")} if self._cache_dtype else {"use_cache": False}
-        with attention_by("torch"):
+        with computed_by(attention="torch", linear="torch"):
             logits: torch.Tensor = self.model(input_ids=tokens, **cache).logits
         return logits
 
@@ -244,7 +254,7 @@ class Twofold(GenerateContender):
         cache = self._caches["generate"]
         storage = adopt_cache(cache, self.model.spec)
         token = self._prompt[:, -1:]
-        with attention_by(self._attention):
+        with computed_by(attention=self._attention):
             for _ in range(num_tokens):
                 hidden = self.model.model.decoder(token, cache=storage)
                 token = self.model.lm_head(hidden[:, -1:]).argmax(dim=-1)
@@ -260,7 +270,7 @@ class Twofold(GenerateContender):
         return logits
 
     def _generate(self, prompt: torch.Tensor, cache: Any, num_tokens: int, **options: Any) -> Any:
-        with attention_by(self._attention):
+        with computed_by(attention=self._attention):
             return super()._generate(prompt, cache, num_tokens, **options)
 
 
@@ -365,23 +375,28 @@ def peer_shape(config: ModelConfig, *, gated: bool) -> ModelConfig:
 
 
 @contextmanager
-def attention_by(name: str | None) -> Iterator[None]:
-    """Within it attention is computed by this implementation; None leaves the choice as it is."""
-    before = os.environ.get(VARIABLE)
-    if name is not None:
-        os.environ[VARIABLE] = name
+def computed_by(attention: str | None = None, linear: str | None = None) -> Iterator[None]:
+    """Within it these implementations are used; None leaves the choice as it is."""
+    chosen = {VARIABLE: attention, LINEAR_VARIABLE: linear}
+    before = {variable: os.environ.get(variable) for variable in chosen}
+    _set_environment({variable: name for variable, name in chosen.items() if name is not None})
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for variable, value in values.items():
+        if value is None:
+            os.environ.pop(variable, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[variable] = value
 
 
 def _share_weights(model: torch.nn.Module, other: torch.nn.Module) -> None:
     """Makes a model use another's weights wherever name and shape agree."""
-    theirs = dict(other.named_parameters(remove_duplicate=False))
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in theirs and theirs[name].shape == parameter.shape:
-            parameter.data = theirs[name].data
+    theirs = other.state_dict(keep_vars=True)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in theirs and theirs[name].shape == tensor.shape:
+            tensor.data = theirs[name].data

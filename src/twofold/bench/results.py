@@ -151,9 +151,11 @@ def measured_tables(measured: Measured, kinds: str) -> list[Table]:
     ]
 
 
-def spell_kinds(dtype: str, cache_dtype: str | None) -> str:
-    """`float32`, or `float32 with a cache in int8`; peers have types of their own where their names say so."""
-    return dtype if cache_dtype is None else f"{dtype} with a cache in {cache_dtype}"
+def spell_kinds(dtype: str, cache_dtype: str | None, weights: str | None = None) -> str:
+    """`float32 with linear layers in int8, a cache in int8`; peers have types of their own where their names say so."""
+    narrow = {"linear layers": weights, "a cache": cache_dtype}
+    spelled = ", ".join(f"{what} in {kind}" for what, kind in narrow.items() if kind is not None)
+    return f"{dtype} with {spelled}" if spelled else dtype
 
 
 def markdown(tables: Sequence[Table]) -> str:

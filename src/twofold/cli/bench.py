@@ -36,6 +36,9 @@ DtypeOption = Annotated[
 CacheDtypeOption = Annotated[
     str | None, typer.Option("--cache-dtype", metavar="NAME", help="int8 or int4 for our caches. Default: the dtype.")
 ]
+WeightsOption = Annotated[
+    str | None, typer.Option("--weights", metavar="NAME", help="int8 for our linear layers. Default: the dtype.")
+]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads. With one, CPU time decides.")]
 PeersOption = Annotated[bool, typer.Option("--peers", help="Beside all the other libraries that are installed.")]
 PeerOption = Annotated[
@@ -65,6 +68,7 @@ def decode(
     batch_size: BatchOption = None,
     dtype: DtypeOption = "float32",
     cache_dtype: CacheDtypeOption = None,
+    weights: WeightsOption = None,
     threads: ThreadsOption = 1,
     peers: PeersOption = False,
     peer: PeerOption = None,
@@ -75,7 +79,9 @@ def decode(
 ) -> None:
     """Time of one token through `generate` on the CPU, untrained models, all in turn. The last line printed is JSON."""
     model = _load(preset, config, settings)
-    contenders = _contenders(model, variant, dtype, cache_dtype, by_torch=peers or "torch" in (peer or ()))
+    contenders = _contenders(
+        model, variant, dtype, cache_dtype, weights=weights, by_torch=peers or "torch" in (peer or ())
+    )
     contenders += _peers(model, peers, peer, dtype, threads)
 
     from twofold.bench import available_memory, measure
@@ -89,7 +95,7 @@ def decode(
         memory_bytes=available_memory(),
         say=_say,
     )
-    _show_measured(measured, model, dtype, cache_dtype, output, json)
+    _show_measured(measured, model, dtype, cache_dtype, output, json, weights=weights)
 
 
 @bench.command(epilog="Example: twofold bench prefill --preset gpt-small --variant QKV --variant Q-K=V --peers")
@@ -156,7 +162,13 @@ def _load(preset: str | None, config: Path | None, settings: Sequence[str] | Non
 
 
 def _contenders(
-    model: ModelConfig, names: Sequence[str] | None, dtype: str, cache_dtype: str | None, *, by_torch: bool
+    model: ModelConfig,
+    names: Sequence[str] | None,
+    dtype: str,
+    cache_dtype: str | None,
+    *,
+    weights: str | None = None,
+    by_torch: bool,
 ) -> "list[Contender]":
     """Our variants, each by torch's attention too where that is wanted; they share what weights they can."""
     from twofold.bench import Twofold
@@ -166,7 +178,10 @@ def _contenders(
         for attention in (None, "torch") if by_torch else (None,):
             title = name if attention is None else f"{name}, torch attention"
             like = ours[0] if ours else None
-            ours.append(Twofold(title, config, dtype, cache_dtype=cache_dtype, like=like, attention=attention))
+            contender = Twofold(
+                title, config, dtype, cache_dtype=cache_dtype, weights=weights, like=like, attention=attention
+            )
+            ours.append(contender)
     return list(ours)
 
 
@@ -205,12 +220,19 @@ def _set_threads(threads: int) -> None:
 
 
 def _show_measured(
-    measured: "Measured", model: ModelConfig, dtype: str, cache_dtype: str | None, output: Path | None, json: bool
+    measured: "Measured",
+    model: ModelConfig,
+    dtype: str,
+    cache_dtype: str | None,
+    output: Path | None,
+    json: bool,
+    *,
+    weights: str | None = None,
 ) -> None:
     from twofold.bench import measured_record, measured_tables, spell_kinds
 
-    record = measured_record(measured, model, {"dtype": dtype, "cache_dtype": cache_dtype})
-    _show(measured_tables(measured, spell_kinds(dtype, cache_dtype)), record, output, json)
+    record = measured_record(measured, model, {"dtype": dtype, "cache_dtype": cache_dtype, "weights": weights})
+    _show(measured_tables(measured, spell_kinds(dtype, cache_dtype, weights)), record, output, json)
 
 
 def _show(tables: "Sequence[Table]", record: Mapping[str, Any], output: Path | None, json: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import CacheDtypeOption, DeviceOption, DtypeOption, JsonOption, ModelOption
+from twofold.cli.options import CacheDtypeOption, DeviceOption, DtypeOption, JsonOption, ModelOption, WeightsOption
 from twofold.cli.output import print_json
 
 
@@ -20,13 +20,20 @@ def eval(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     cache_dtype: CacheDtypeOption = None,
+    weights: WeightsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Perplexity and bits per byte of a saved model over the held-out documents of a text."""
     from twofold.study import evaluate_language_model
 
     perplexity = evaluate_language_model(
-        model, source=source, batch_size=batch_size, device=device, dtype=dtype, cache_dtype=cache_dtype
+        model,
+        source=source,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        weights=weights,
     )
     if json:
         print_json(perplexity.to_dict())

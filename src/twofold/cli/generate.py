@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.options import CacheDtypeOption, DeviceOption, DtypeOption, ModelOption
+from twofold.cli.options import CacheDtypeOption, DeviceOption, DtypeOption, ModelOption, WeightsOption
 from twofold.spec import ConfigError
 
 
@@ -22,20 +22,25 @@ def generate(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     cache_dtype: CacheDtypeOption = None,
+    weights: WeightsOption = None,
 ) -> None:
     """Continue a prompt, streaming the text; the speed follows on standard error."""
     from twofold.cache import check_cache_dtype
     from twofold.eval import sample_text
     from twofold.hf import load_model
+    from twofold.kernels import check_weights, quantize_weights
     from twofold.study import model_folder
     from twofold.train import resolve_device, resolve_dtype
 
     check_cache_dtype(cache_dtype)
+    check_weights(weights)
     target, precision = resolve_device(device), resolve_dtype(dtype)
     loaded, tokenizer = load_model(model_folder(model))
     if tokenizer is None:
         raise ConfigError(f"{model} has no tokenizer, so it cannot read a prompt")
     loaded.to(device=target, dtype=precision)  # type: ignore[call-arg]
+    if weights is not None:
+        quantize_weights(loaded)
     num_prompt = len(tokenizer(prompt, verbose=False)["input_ids"])
     if num_prompt == 0:
         raise ConfigError("the prompt is empty; give some text with --prompt")

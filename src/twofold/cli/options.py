@@ -47,6 +47,10 @@ CacheDtypeOption = Annotated[
         "--cache-dtype", metavar="NAME", help="int8 or int4 for a quantised cache. Default: as the model computes."
     ),
 ]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="NAME", help="int8 for quantised linear layers, on the CPU. Default: as saved."),
+]
 ModelOption = Annotated[
     Path, typer.Option("--model", metavar="FOLDER", help="A run folder, or the model/ folder inside one.")
 ]

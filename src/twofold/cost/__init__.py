@@ -17,7 +17,7 @@ from twofold.cost.cache import (
     unshared_baseline,
 )
 from twofold.cost.comparison import Cost, as_variant, model_cost
-from twofold.cost.parameters import MacCount, ParameterCount, count_macs, count_parameters
+from twofold.cost.parameters import MacCount, ParameterCount, count_linears, count_macs, count_parameters
 from twofold.cost.units import format_bytes, format_count, format_decimal, format_percent
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "cache_elements_per_token",
     "cache_reduction",
     "check_dtype",
+    "count_linears",
     "count_macs",
     "count_parameters",
     "format_bytes",

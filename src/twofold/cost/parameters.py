@@ -80,6 +80,14 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     )
 
 
+def count_linears(config: ModelConfig) -> tuple[int, int]:
+    """Weights of all matrices that a token is multiplied with, the output matrix among them, and their outputs."""
+    layers = range(config.num_hidden_layers)
+    linears = [linear for layer in layers for linear in (*_attention_linears(config, layer), *_mlp_linears(config))]
+    linears.append((config.hidden_size, config.vocab_size, False))
+    return _macs_per_token(linears), sum(outputs for _, outputs, _ in linears)
+
+
 def count_macs(config: ModelConfig, sequence_length: int) -> MacCount:
     """Counts the multiply-accumulates of one forward pass over one sequence.
 

@@ -31,7 +31,7 @@ def to_hf(model: LanguageModel, *, eos_token_id: int | None = None) -> TwofoldFo
         wrapped = TwofoldForCausalLM(config)
     wrapped.model.decoder = model.decoder
     wrapped.lm_head = model.lm_head
-    wrapped.config.dtype = model.lm_head.weight.dtype
+    wrapped.config.dtype = model.decoder.dtype
     wrapped.generation_config = GenerationConfig(**special)  # type: ignore[no-untyped-call]
     return wrapped.train(model.training)
 

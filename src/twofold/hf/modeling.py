@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from twofold.hf.cache import adopt_cache, cache_for, quantized_dtype
 from twofold.hf.config import TwofoldConfig
 from twofold.hf.inputs import read_attention_mask, read_documents
-from twofold.kernels import Linear
+from twofold.kernels import Linear, QuantizedLinear
 from twofold.models import Decoder, initialize
 from twofold.spec import AttentionImplementation, ConfigError, ModelConfig, TwofoldError
 
@@ -46,6 +46,18 @@ class TwofoldPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise TwofoldError("twofold models are loaded from safetensors only; leave use_safetensors out")
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the model; see `PreTrainedModel.save_pretrained`.
+
+        Raises:
+            TwofoldError: for a model with int8 weights.
+        """
+        if any(isinstance(module, QuantizedLinear) for module in self.modules()):
+            raise TwofoldError(
+                "a model with int8 weights is not saved; save it before quantize_weights, and call that after loading"
+            )
+        super().save_pretrained(*args, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:

@@ -5,7 +5,7 @@ operator that torch.compile leaves whole. `triton_decode` does so on GPUs where 
 torch's scaled_dot_product_attention, with the heads of a group folded together where that is faster, and does all the
 rest. All have the contract of `attend`, and the attention room calls no other. `KeyValue` is what they read: keys and
 values in the form in which a cache stores them. `linear` does the same for linear layers: one pass over the weights for
-a few tokens, and torch for all the rest.
+a few tokens, and torch for all the rest; `quantize_weights` makes these int8.
 """
 
 from twofold.kernels.choice import VARIABLE, attend, describe, implementation
@@ -13,6 +13,7 @@ from twofold.kernels.key_value import KeyValue, Rotation
 from twofold.kernels.linear import LINEAR_VARIABLE, Linear, describe_linear, linear, why_not_linear
 from twofold.kernels.mask import Mask
 from twofold.kernels.native import instruction_set
+from twofold.kernels.quantized import QuantizedEmbedding, QuantizedLinear, check_weights, quantize_weights
 from twofold.kernels.rotary import rotary_frequencies, rotary_tables, rotate
 
 __all__ = [
@@ -21,13 +22,17 @@ __all__ = [
     "KeyValue",
     "Linear",
     "Mask",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
     "Rotation",
     "attend",
+    "check_weights",
     "describe",
     "describe_linear",
     "implementation",
     "instruction_set",
     "linear",
+    "quantize_weights",
     "rotary_frequencies",
     "rotary_tables",
     "rotate",

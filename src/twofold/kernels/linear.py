@@ -1,6 +1,7 @@
 """Linear layers for decoding: one or a few tokens at a time, bound by reading the weights."""
 
 import ctypes
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,6 @@ from twofold.kernels.native import instruction_set, load_library
 LINEAR_VARIABLE = "TWOFOLD_LINEAR"
 """Environment variable: `auto` (the default), `native` or `torch`."""
 _NAMES = ("auto", "native", "torch")
-MAX_ROWS = 16
-"""Tokens up to which reading each weight once beats torch's matrix products."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _WEIGHTS = {torch.float32: (0, 16), torch.bfloat16: (1, 32), torch.float16: (2, 32), torch.int8: (3, 64)}
 """The kernel's number for each dtype, and what the input's width must be a multiple of."""
@@ -46,12 +45,28 @@ def linear(
         scale: float32 factor on each output of an int8 weight.
     """
     num_rows = x.numel() // x.shape[-1]
-    if num_rows <= MAX_ROWS and why_not_linear(x, weight) is None and choose(LINEAR_VARIABLE, _NAMES) != "torch":
+    if (
+        num_rows <= max_rows(x.dtype, weight.dtype)
+        and why_not_linear(x, weight) is None
+        and choose(LINEAR_VARIABLE, _NAMES) != "torch"
+    ):
         return _native(x, num_rows, weight, bias, scale)
     if scale is None:
         return F.linear(x, weight, bias)
-    product = F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
-    return product if bias is None else product + bias
+    if x.dtype == torch.float16:  # whose range products of whole numbers leave
+        return F.linear(x, (weight * scale[:, None]).to(x.dtype), bias)
+    product = F.linear(x, weight.to(x.dtype)) * scale
+    return (product if bias is None else product + bias).to(x.dtype)
+
+
+def max_rows(dtype: torch.dtype, weight_dtype: torch.dtype) -> int:
+    """Tokens up to which reading each weight once beats torch's matrix products, for inputs of a dtype.
+
+    For int8 weights torch's product begins with a copy of them in the dtype of the input.
+    """
+    if dtype == torch.bfloat16 and _multiplies_bfloat16():
+        return 4 if weight_dtype == torch.bfloat16 else 16
+    return 64 if weight_dtype == torch.int8 else 16
 
 
 def why_not_linear(x: Tensor, weight: Tensor) -> str | None:
@@ -82,7 +97,11 @@ def describe_linear() -> str:
         return "torch: there was no C++ compiler when the package was installed"
     if name == "torch":
         return f"torch: {LINEAR_VARIABLE}=torch"
-    return f"compiled for {isa}, used for up to {MAX_ROWS} tokens on the CPU without gradients; torch for the rest"
+    floats, narrow, integers = (max_rows(dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8))
+    return (
+        f"compiled for {isa}, used for up to {floats} tokens ({narrow} in bfloat16, {integers} with int8 weights) "
+        "on the CPU without gradients; torch for the rest"
+    )
 
 
 class Linear(nn.Linear):
@@ -91,6 +110,15 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """The input times the weight, plus the bias."""
         return linear(input, self.weight, self.bias)
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16, without which torch's products in it are very slow."""
+    capabilities: dict[str, object] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # not in the oldest torch that is allowed
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _native(x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:

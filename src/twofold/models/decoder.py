@@ -73,6 +73,13 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(hidden_states)
         return normed
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states are computed in; linear layers may keep their weights in another dtype."""
+        weight = self.norm.weight
+        assert isinstance(weight, Tensor)
+        return weight.dtype
+
     def blocks(self) -> list[Block]:
         """The blocks in order, with their type."""
         return [block for block in self.layers if isinstance(block, Block)]

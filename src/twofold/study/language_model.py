@@ -16,6 +16,7 @@ from twofold.cost import cache_bytes
 from twofold.data import PackedSequences, TextData, prepare_text
 from twofold.eval import Perplexity, measure_perplexity, sample_text
 from twofold.hf import load_model, save_model, to_plain
+from twofold.kernels import check_weights, quantize_weights
 from twofold.models import LanguageModel
 from twofold.records import RunFolder
 from twofold.spec import ConfigError, DataConfig, DataError, RunConfig
@@ -110,6 +111,7 @@ def evaluate_language_model(
     device: str | None = None,
     dtype: str | None = None,
     cache_dtype: str | None = None,
+    weights: str | None = None,
 ) -> Perplexity:
     """Perplexity of a saved model over the held-out documents of a text.
 
@@ -120,13 +122,16 @@ def evaluate_language_model(
         device: `cuda`, `mps` or `cpu`; None for the best device of this machine.
         dtype: `float32`, `bfloat16` or `float16`; None for that of the weights.
         cache_dtype: `int8` or `int4` to read keys and values as a cache of that type stores them.
+        weights: `int8` to quantise the linear layers, on the CPU; None for the weights as they are.
 
     Raises:
-        ConfigError: for a model without a tokenizer, a device that is not there, or an unknown dtype.
+        ConfigError: for a model without a tokenizer, a device that is not there, int8 weights elsewhere than on the
+            CPU, or an unknown dtype.
         DataError: for text that cannot be used, or that has changed since the run.
         RunFolderError: where there is no model.
     """
     check_cache_dtype(cache_dtype)
+    check_weights(weights)
     target, precision = resolve_device(device), resolve_dtype(dtype)
     folder = model_folder(model)
     loaded, tokenizer = load_model(folder)
@@ -144,7 +149,10 @@ def evaluate_language_model(
             f"the text {data.source} is no longer what {run.path} was trained on; name a text with --source"
         )
     validation = PackedSequences(text.validation, data.sequence_length, keep_partial=True)
-    module = to_plain(loaded).to(device=target, dtype=precision)
+    loaded.to(device=target, dtype=precision)  # type: ignore[call-arg]
+    if weights is not None:
+        quantize_weights(loaded)
+    module = to_plain(loaded)
     make_cache = None if cache_dtype is None else partial(module.decoder.make_cache, dtype=cache_dtype)
     return measure_perplexity(module, validation, batch_size, make_cache=make_cache)
 
