@@ -6,7 +6,9 @@ import pytest
 
 from tests.tiny_runs import MODEL
 from twofold.bench import Case, PeakMemory, measure_memory, memory_tables, users
-from twofold.bench.memory import available_memory
+from twofold.bench.memory import _Generation, available_memory
+from twofold.cost import cache_bytes
+from twofold.hf import cache_sizes
 from twofold.spec import ConfigError, ModelConfig
 
 QKV = ModelConfig(**MODEL)
@@ -51,6 +53,24 @@ def test_users_are_counted_in_the_type_of_the_cache():
 def test_a_context_too_short_for_a_generation_is_refused():
     with pytest.raises(ConfigError, match="--context must be larger"):
         measure_memory({"QKV": QKV}, Case(context=8))
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_growing_cache_is_one_that_knows_its_length(window, cache_dtype):
+    """As `generate` makes it, with the tokens of the context in it after the generation."""
+    case = Case(context=1_000, batch_size=2)
+    contender = _Generation(replace(QKV, sliding_window=window), case, "float32", cache_dtype, fixed=False)
+    contender.build(case.context)
+    contender.fill_caches(Case(context=984, batch_size=2))
+    held = contender._caches["generate"]
+    assert [layer.layer_cache.expected_tokens for layer in held.layers] == [1_000] * len(held.layers)
+    assert [layer.layer_cache.dtype for layer in held.layers] == [cache_dtype] * len(held.layers)
+    assert held.get_seq_length() == 984
+    contender.ways()["generate"](16)
+    assert held.get_seq_length() == 984
+    rows = 1_024 if window is None else 20 + 2 * 256
+    assert cache_sizes(held)[1] <= cache_bytes(QKV, rows, cache_dtype or "float32", 2).total
 
 
 def test_available_memory_is_a_positive_number_or_unknown():

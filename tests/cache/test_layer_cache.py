@@ -46,12 +46,17 @@ DTYPES = (None, "int8", "int4")
     window=st.none() | st.integers(1, 12),
     fixed=st.booleans(),
     block=st.integers(1, 7),
+    expected=st.integers(0, 120),
 )
 def test_reads_what_a_query_can_see(
-    dtype: str | None, chunks: list[int], window: int | None, fixed: bool, block: int
+    dtype: str | None, chunks: list[int], window: int | None, fixed: bool, block: int, expected: int
 ) -> None:
-    """Any chunking, growing or fixed, with or without a window, quantised or not; bytes are counted by the formula."""
+    """Any chunking, growing or fixed, with or without a window, quantised or not; bytes are counted by the formula.
+
+    However many tokens were expected, or fewer than come.
+    """
     cache = LayerCache(window=window, capacity=sum(chunks) if fixed else None, block=block, dtype=dtype)
+    cache.expected_tokens = expected
     token_bytes = BATCH * (GROUPS * (row_bytes(dtype, WIDTH) + row_bytes(dtype, 2)) + 4)
     past = 0
     for num in chunks:
@@ -70,7 +75,8 @@ def test_reads_what_a_query_can_see(
         assert cache.nbytes_allocated >= cache.num_held * token_bytes
         assert sum(stored.nbytes for stored in cache.tensors) >= cache.num_held * token_bytes
     if window is None and not fixed:
-        assert cache.nbytes_allocated - cache.nbytes_used < block * token_bytes
+        most = max(past, expected)
+        assert cache.nbytes_allocated < (most + block) * token_bytes
 
 
 def test_one_tensor_is_half_of_two() -> None:
@@ -108,6 +114,51 @@ def test_growing_moves_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.Tensor, "new_empty", counting)
     cache.append(tokens(1, 4), tokens(1, 4))
     assert alive == [2, 1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_cache_that_knows_its_length_moves_seldom(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A meta tensor stands for one on a GPU; on the CPU this text is too long to be taken at once."""
+    monkeypatch.setattr("twofold.cache.layer_cache._AT_ONCE_ON_CPU", 999)
+    cache = LayerCache(block=4)
+    cache.expected_tokens = 1_000
+    moves, allocated = [], 0
+    for step in range(1_100):
+        cache.append(tokens(1, step).to(device))
+        if cache.nbytes_allocated != allocated:
+            allocated = cache.nbytes_allocated
+            moves.append(cache.num_tokens)
+        if step < 1_000:
+            assert allocated <= 4 * (step + 1) * BATCH * GROUPS * WIDTH * 4
+    early = [num_tokens for num_tokens in moves if num_tokens <= 1_000]
+    assert len(early) <= 9  # each time twice as large, in place of 250 blocks
+    assert early[-1] <= 500
+    assert moves[len(early) :] == list(range(1_001, 1_100, 4))  # beyond what was expected it goes on by blocks
+    if device == "cpu":
+        assert torch.equal(cache.tensors[0], tokens(1_100))
+
+
+@pytest.mark.parametrize(("device", "num_taken"), [("cpu", 1_000), ("meta", 4)])
+def test_what_costs_nothing_before_it_is_used_is_taken_at_once(device: str, num_taken: int) -> None:
+    cache = LayerCache(block=4)
+    cache.expected_tokens = 1_000
+    cache.append(tokens(1).to(device))
+    assert cache.nbytes_allocated == num_taken * BATCH * GROUPS * WIDTH * 4
+
+
+def test_a_long_prompt_is_given_room_for_all_at_once() -> None:
+    cache = LayerCache(block=4)
+    cache.expected_tokens = 100
+    cache.append(tokens(60).to("meta"))
+    assert cache.nbytes_allocated == 100 * BATCH * GROUPS * WIDTH * 4
+
+
+def test_a_sliding_cache_takes_nothing_ahead() -> None:
+    cache = LayerCache(window=16, block=8)
+    cache.expected_tokens = 1_000
+    for step in range(100):
+        cache.append(tokens(1, step))
+        assert cache.nbytes_allocated <= (16 + 8) * BATCH * GROUPS * WIDTH * 4
 
 
 def test_fixed_cache_never_moves_and_says_when_it_is_full() -> None:

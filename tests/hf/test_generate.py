@@ -104,6 +104,21 @@ def test_caches_of_the_user_and_going_on(variant):
         assert torch.equal(second, expected)
 
 
+@pytest.mark.parametrize("quantized", [{}, {"cache_implementation": "quantized", "cache_config": {"nbits": 8}}])
+def test_the_cache_knows_how_long_the_text_gets_and_goes_on_beyond(quantized, monkeypatch):
+    monkeypatch.setattr("twofold.hf.cache.LayerCache", functools.partial(LayerCache, block=2))
+    model, tokens = make_model("tied-kv"), prompts()
+    expected, _, _ = generate(model, tokens, **quantized)
+    first, _, output = generate(model, tokens, max_new_tokens=12, min_new_tokens=12, max_time=0.0, **quantized)
+    cache = output[CACHE_NAME]
+    used, allocated = cache_sizes(cache)
+    assert first.shape[1] == 6 + 1  # stopped after a token, with the memory of
+    assert allocated == used // 6 * 18  # 6 + 12 - 1 tokens, in blocks of 2
+    second, _, _ = generate(model, first, **{CACHE_NAME: cache}, max_new_tokens=NEW - 1, min_new_tokens=NEW - 1)
+    assert torch.equal(second, expected)
+    assert cache.get_seq_length() == 6 + NEW - 1 > 18
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_assisted_decoding_equals_greedy(variant, monkeypatch):
     """With caches that would soon let go of what slides out, were nothing taken back."""

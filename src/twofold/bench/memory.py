@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class PeakMemory:
     contender: str
     """The variant."""
     cache: str
-    """`growing`, or `fixed`: taken at once, as a StaticCache does."""
+    """`growing`, as `generate` makes it where none is given; or `fixed`, taken at once, as a StaticCache does."""
     context: int
     """Tokens in the cache at the end."""
     batch_size: int
@@ -96,8 +97,9 @@ def generation_memory(
 ) -> PeakMemory:
     """Peak memory of this process while a model generates the last few tokens of a context.
 
-    The cache is filled in pieces, as a prompt that is passed in pieces fills it, so what growing needs is counted.
-    Call it in a fresh process: memory that was freed before would hide what is needed now.
+    The growing cache is the one that `generate` makes for a text of this length. It is filled in pieces, as a prompt
+    that is passed in pieces or a long generation fills it, so what growing needs is counted. Call it in a fresh
+    process: memory that was freed before would hide what is needed now.
     """
     torch.set_num_threads(threads)
     small = replace(config, hidden_size=8 * config.num_attention_heads, num_hidden_layers=1, head_dim=None)
@@ -127,7 +129,7 @@ def users(config: ModelConfig, dtype: str) -> int:
 
 def _generate(config: ModelConfig, case: Case, dtype: str, cache_dtype: str | None, fixed: bool) -> int:
     """Builds, fills, generates; returns the bytes of the model's parameters."""
-    contender = Twofold("memory", config, dtype, cache_dtype=cache_dtype, capacity=case.context if fixed else None)
+    contender = _Generation(config, case, dtype, cache_dtype, fixed)
     contender.build(case.context)
     _reset_peak()  # random weights are made twice where input and output share them; loading does not do that
     contender.fill_caches(Case(context=case.context - _NEW_TOKENS, batch_size=case.batch_size))
@@ -135,10 +137,38 @@ def _generate(config: ModelConfig, case: Case, dtype: str, cache_dtype: str | No
     return sum(parameter.nbytes for parameter in contender.model.parameters())
 
 
+class _Generation(Twofold):
+    """A model whose cache is what users get; only sliding layers keep a few tokens more, which are taken back."""
+
+    def __init__(self, config: ModelConfig, case: Case, dtype: str, cache_dtype: str | None, fixed: bool) -> None:
+        super().__init__("memory", config, dtype, cache_dtype=cache_dtype)
+        self._case, self._quantized, self._fixed = case, cache_dtype, fixed
+
+    @torch.no_grad()
+    def make_cache(self, name: str) -> Any:  # noqa: ARG002 - there is one kind
+        """An empty cache: a fixed one, or what is left of a generation that was to fill the context and was stopped."""
+        from twofold.hf import CACHE_NAME, adopt_cache, cache_for
+
+        if self._fixed:
+            cache = cache_for(self.model, self._quantized, self._case.context)
+        else:
+            options: dict[str, Any] = {}
+            if self._quantized is not None:
+                bits = int(self._quantized.removeprefix("int"))
+                options = {"cache_implementation": "quantized", "cache_config": {"nbits": bits}}
+            prompt = torch.zeros(self._case.batch_size, 1, dtype=torch.long)
+            options |= {"max_length": self._case.context + 1, "max_time": 0.0, "return_dict_in_generate": True}
+            cache = self.model.generate(prompt, do_sample=False, **options)[CACHE_NAME]
+            cache.reset()
+        for layer in adopt_cache(cache, self.model.spec):
+            layer.rewind = 0 if layer.window is None else _NEW_TOKENS
+        return cache
+
+
 def peak_decode_memory(config: ModelConfig, context: int, batch_size: int = 1) -> int:
     """Bytes by which this process grows, at its peak, to hold a model and decode at a context.
 
-    The cache grows up to the context as it does in generation, so what growing needs is counted too. Call it in a
+    The cache grows up to the context without being told how far, so what growing needs is counted too. Call it in a
     fresh process: memory that was freed before would hide what is needed now.
 
     Args:

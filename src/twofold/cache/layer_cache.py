@@ -13,6 +13,8 @@ from twofold.spec import ConfigError, TwofoldError, did_you_mean
 Stored: TypeAlias = Tensor | Quantized
 """What is read of one tensor that was appended."""
 
+_AT_ONCE_ON_CPU = 65_536  # tokens
+
 
 class CacheError(TwofoldError):
     """A cache that is asked for more than it holds, or given what it cannot store."""
@@ -31,7 +33,8 @@ class LayerCache:
     Growing, fixed and sliding caches differ in values only:
 
     - By default memory grows by `block` tokens at a time. One tensor is moved at a time, so a model's cache needs,
-      while it grows, its own size and one tensor of one layer.
+      while it grows, its own size and one tensor of one layer. Where it is known how many tokens will come,
+      `expected_tokens` saves most of the moving, or all.
     - With `capacity` the memory is taken at once and never moves; more tokens raise `CacheError`.
     - With `window` only the tokens that a later query can still see are kept, and up to `block` more; with `rewind`
       also those that it would see once that many have been taken back.
@@ -64,6 +67,13 @@ class LayerCache:
         self.dtype = dtype
         self.num_tokens = 0
         """Tokens appended so far, those that slid out included."""
+        self.expected_tokens = 0
+        """Tokens that a growing cache is likely to hold in the end; no limit, and sliding caches do without it.
+
+        Memory doubles until a quarter of them is used, then it is taken for all: no more than four times what is used,
+        however many were expected, and few moves. On CPUs up to 65,536 tokens are taken at once, because most systems
+        back memory with pages only as they are written.
+        """
         self._kinds: list[_Kind] = []  # of the tensors that are appended
         self._buffers: list[Tensor] = []  # one for each of them, or codes and scales where they are quantised
         self._start = 0  # first row of the buffers that holds a token
@@ -194,12 +204,18 @@ class LayerCache:
         first = self._end - kept
         needed = kept + num_new
         if self.capacity is None:
-            allocated = -(-needed // self.block) * self.block if self.window is None else needed + self.block
+            allocated = self._rows_for(needed) if self.window is None else needed + self.block
         else:
             allocated = self.capacity if self.window is None else min(self.capacity, needed + self.block)
         for index in range(len(self._buffers)):  # no name may keep the old memory while the next one is taken
             self._buffers[index] = _moved(self._buffers[index], first, kept, needed, allocated, self.block)
         self._start, self._end = 0, kept
+
+    def _rows_for(self, needed: int) -> int:
+        """Rows to take when a cache that keeps everything grows; see `expected_tokens`."""
+        within = max(4 * needed, _AT_ONCE_ON_CPU if self._buffers[0].device.type == "cpu" else 0)
+        ahead = self.expected_tokens if self.expected_tokens <= within else 2 * needed
+        return -(-max(needed, ahead) // self.block) * self.block
 
 
 def check_cache_dtype(name: str | None) -> None:

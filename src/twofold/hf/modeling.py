@@ -285,20 +285,29 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):  # type: igno
         return output if _wants_dict(self.config, return_dict) else output.to_tuple()
 
     def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
         """Adopts the cache before generation asks whether it can be compiled, or to keep what assistants take back.
 
+        A growing cache is told how many tokens will come at most, so that it seldom moves.
         What Transformers calls the quantized cache is made here: its own stores floats besides, and needs a backend.
         """
         is_ours = generation_config.cache_implementation == "quantized" and generation_config.use_cache is not False
         if is_ours and model_kwargs.get(CACHE_NAME) is None:
             model_kwargs[CACHE_NAME] = cache_for(self, quantized_dtype(generation_config.cache_config))
         else:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
         cache = model_kwargs.get(CACHE_NAME)
         if cache is not None:
-            adopt_cache(cache, self.config.spec)
+            for layer_cache in adopt_cache(cache, self.config.spec):
+                layer_cache.expected_tokens = max_cache_length
             if generation_config.is_assistant:
                 cache.activate_past_recording()
 
