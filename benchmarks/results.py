@@ -1,9 +1,10 @@
 """Writes benchmarks/results/<this machine>.md and .json: decoding, prompts and memory beside other libraries.
 
-    .venv/bin/python benchmarks/results.py [--only decode] [--paper]
+    .venv/bin/python benchmarks/results.py [--only decode]
+    .venv/bin/python benchmarks/results.py --paper
 
-Each section is one command of the `twofold` program, which is printed with it. `--paper` adds the paper's own
-comparison, gpt-300m and gpt-1.2b, which takes about an hour and 20 GiB of memory.
+Each section is one command of the `twofold` program, which is printed with it. `--paper` writes <this machine>-paper.md
+instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes about TIME and 20 GiB of memory.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from twofold.bench import hardware_slug
+import paper
+
+from twofold.bench import hardware_slug, markdown
 from twofold.records import cpu_name, num_cores
 
 FOLDER = Path(__file__).parent / "results"
@@ -27,12 +30,6 @@ SECTIONS = [
     f"bench decode {SMALL} --context 4096 --context 16384 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
     f"bench prefill {SMALL} --context 512 --repeats 3 --peers",
     f"bench memory {SMALL} --context 16384",
-]
-LARGE = "--preset gpt-1.2b --variant QKV --variant Q-K=V --variant Q-MQA"
-PAPER = [
-    f"bench {verb} {model} --context 2048"
-    for model in ("--preset gpt-300m", LARGE)
-    for verb in ("memory", "decode", "decode --batch-size 8")
 ]
 
 
@@ -47,19 +44,22 @@ def run(command: str, page: Path) -> tuple[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("decode", "prefill", "memory"), help="this verb's sections only")
-    parser.add_argument("--paper", action="store_true", help="the paper's models too")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--only", choices=("decode", "prefill", "memory"), help="this verb's sections only")
+    chosen.add_argument("--paper", action="store_true", help="the paper's own comparison, on a page of its own")
     arguments = parser.parse_args()
-    commands = [*SECTIONS, *(PAPER if arguments.paper else ())]
-    parts, records = [f"# {cpu_name()}, {num_cores()} cores\n"], {}
+    parts, records = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        for command in commands:
+        for command in paper.COMMANDS if arguments.paper else SECTIONS:
             if arguments.only in (None, command.split()[1]):
                 print(f"twofold {command}", file=sys.stderr, flush=True)
                 part, records[f"twofold {command}"] = run(command, Path(folder) / "section.md")
                 parts.append(part)
+    if arguments.paper:
+        parts.insert(0, markdown(list(paper.tables(records))))
+    parts.insert(0, f"# {cpu_name()}, {num_cores()} cores\n")
     FOLDER.mkdir(exist_ok=True)
-    page = FOLDER / f"{hardware_slug()}.md"
+    page = FOLDER / f"{hardware_slug()}{'-paper' if arguments.paper else ''}.md"
     page.write_text("\n".join(parts), encoding="utf-8")
     page.with_suffix(".json").write_text(json.dumps(records) + "\n", encoding="utf-8")
     print(page)

@@ -9,7 +9,8 @@ from twofold.bench import Case, PeakMemory, measure_memory, memory_tables, users
 from twofold.bench.memory import _Generation, available_memory
 from twofold.cost import cache_bytes
 from twofold.hf import cache_sizes
-from twofold.spec import ConfigError, ModelConfig
+from twofold.models import LanguageModel
+from twofold.spec import ConfigError, ModelConfig, preset
 
 QKV = ModelConfig(**MODEL)
 MIB = 2**20
@@ -43,11 +44,30 @@ def test_the_verdict_needs_a_small_and_an_equal_rest():
     assert judged(201, 201).endswith("NOT met.")
 
 
-def test_users_are_counted_in_the_type_of_the_cache():
-    one = 2 * 2 * 16 * 4 * 4_096
-    assert users(QKV, "float32") == 4 * 2**30 // one
-    table = memory_tables([], {"QKV": QKV}, "float32", "int8")[-1]
-    assert table.rows[0][-1] == f"{4 * 2**30 // (2 * 2 * (16 + 4 * 4) * 4_096):,}"  # scales of four heads
+def test_users_share_what_the_weights_leave():
+    long = replace(QKV, max_position_embeddings=4_096)  # learned positions for every user's tokens
+    left = 4 * 2**30 - 4 * sum(parameter.numel() for parameter in LanguageModel(long).parameters())
+    layer_tokens = QKV.num_hidden_layers * 4_096
+    assert users(QKV, "float32") == {
+        "float32": left // (layer_tokens * 2 * 16 * 4),
+        "bfloat16": left // (layer_tokens * 2 * 16 * 2),
+        "int8": left // (layer_tokens * 2 * (16 + 4 * 4)),  # scales of four heads
+        "int4": left // (layer_tokens * 2 * (16 // 2 + 4 * 4)),
+    }
+    (row,) = memory_tables([], {"QKV": QKV}, "float32", "int8")[-1].rows
+    assert row == ("QKV", *(f"{count:,}" for count in users(QKV, "float32").values()))
+
+
+def test_no_user_fits_beside_weights_that_do_not():
+    large = preset("gpt-1.2b")
+    assert set(users(large, "float32").values()) == {0}
+    assert users(large, "bfloat16")["int8"] > 0
+
+
+def test_users_of_heads_of_odd_width_have_no_int4():
+    odd = replace(QKV, head_dim=3)
+    rows = memory_tables([], {"QKV": QKV, "odd": odd}, "float32", None)[-1].rows
+    assert [row[-1] == "none" for row in rows] == [False, True]
 
 
 def test_a_context_too_short_for_a_generation_is_refused():

@@ -304,13 +304,13 @@ def test_bench_memory_takes_peaks_apart(capfd):
     arguments = ["bench", "memory", "--config", "run.yaml", "--context", "40", "--variant", "Q-MQA"]
     output = program(capfd, *arguments)
     assert "Peak memory of a generation up to 40 tokens, batch 1, float32" in output.out
-    assert "Users whose cache of 4,096 tokens fits in 4 GiB, float32: arithmetic" in output.out
+    assert "Users with 4,096 tokens each that fit in 4 GiB beside the weights in float32" in output.out
     result = json.loads(output.out.splitlines()[-1])
     assert [(row["contender"], row["cache"]) for row in result["rows"]] == [
         ("Q-MQA", "growing"),
         ("Q-MQA", "fixed"),
     ]
-    assert result["users"] == {"Q-MQA": 2**32 // (2 * 4 * 4 * 4_096)}
+    assert list(result["users"]["Q-MQA"]) == ["float32", "bfloat16", "int8", "int4"]
 
 
 def test_quickstart_shows_progress_and_prints_the_page(capfd, monkeypatch):

@@ -12,6 +12,7 @@ from twofold.bench.peers import PEERS, make_peer, missing_packages
 from twofold.bench.results import (
     Table,
     hardware_slug,
+    markdown,
     measured_record,
     measured_tables,
     memory_record,
@@ -39,6 +40,7 @@ __all__ = [
     "available_memory",
     "hardware_slug",
     "make_peer",
+    "markdown",
     "measure",
     "measure_decode",
     "measure_memory",

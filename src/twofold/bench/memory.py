@@ -14,7 +14,7 @@ import torch
 from twofold.bench.contender import Case
 from twofold.bench.decode import DecodeCase
 from twofold.bench.generation import Twofold
-from twofold.cost import cache_bytes, unshared_baseline
+from twofold.cost import DTYPE_BYTES, cache_bytes, count_parameters, unshared_baseline
 from twofold.spec import ConfigError, ModelConfig
 
 REST_LIMIT = 200 * 2**20
@@ -23,6 +23,7 @@ REST_SPREAD = 16 * 2**20
 """Bytes by which what it needs beside them may differ between variants."""
 USERS_MEMORY, USERS_TOKENS = 4 * 2**30, 4_096
 """The question of how many users fit."""
+_USERS_CACHES = ("float32", "bfloat16", "int8", "int4")
 
 _NEW_TOKENS = 16
 
@@ -122,9 +123,21 @@ def generation_memory(
     )
 
 
-def users(config: ModelConfig, dtype: str) -> int:
-    """How many sequences of `USERS_TOKENS` tokens have their cache in `USERS_MEMORY` bytes."""
-    return USERS_MEMORY // cache_bytes(config, USERS_TOKENS, dtype).total
+def users(config: ModelConfig, dtype: str) -> dict[str, int]:
+    """How many sequences of `USERS_TOKENS` tokens fit in `USERS_MEMORY` bytes beside the weights: arithmetic.
+
+    Args:
+        config: The model; learned positions are extended to that many tokens.
+        dtype: Type of the weights.
+
+    Returns:
+        The number for each type of the cache; without int4 where heads are of odd width.
+    """
+    positions = max(USERS_TOKENS, config.max_position_embeddings)
+    weights = count_parameters(replace(config, max_position_embeddings=positions)).total * DTYPE_BYTES[dtype]
+    left = max(0, USERS_MEMORY - weights)
+    fitting = [kind for kind in _USERS_CACHES if kind != "int4" or config.head_dim is None or config.head_dim % 2 == 0]
+    return {kind: left // cache_bytes(config, USERS_TOKENS, kind).total for kind in fitting}
 
 
 def _generate(config: ModelConfig, case: Case, dtype: str, cache_dtype: str | None, fixed: bool) -> int:

@@ -20,7 +20,7 @@ from twofold.bench.memory import (
 )
 from twofold.bench.peers import PEERS
 from twofold.bench.runner import Measured, Row
-from twofold.cost import cache_bytes, format_bytes, format_percent
+from twofold.cost import format_bytes, format_percent
 from twofold.kernels import describe
 from twofold.records import cpu_name, describe_environment, num_cores
 from twofold.spec import ModelConfig, encode
@@ -55,12 +55,11 @@ def memory_record(
     peaks: Sequence[PeakMemory], config: ModelConfig, variants: Mapping[str, ModelConfig], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Peaks as plain data, with machine and versions; see `measured_record`."""
-    cached = settings["cache_dtype"] or settings["dtype"]
     return {
         **settings,
         "task": "memory",
         "rows": [{**asdict(peak), "rest": peak.rest} for peak in peaks],
-        "users": {name: users(variant, cached) for name, variant in variants.items()},
+        "users": {name: users(variant, settings["dtype"]) for name, variant in variants.items()},
         "rest_limit": REST_LIMIT,
         "rest_spread_limit": REST_SPREAD,
         **surroundings(config),
@@ -71,7 +70,6 @@ def memory_tables(
     peaks: Sequence[PeakMemory], variants: Mapping[str, ModelConfig], dtype: str, cache_dtype: str | None
 ) -> list[Table]:
     """What peaks are made of, for each context and batch size; then how many users fit."""
-    cached = cache_dtype or dtype
     tables = []
     kinds = spell_kinds(dtype, cache_dtype)
     for context, batch_size in dict.fromkeys((peak.context, peak.batch_size) for peak in peaks):
@@ -84,13 +82,21 @@ def memory_tables(
                 notes=tuple(_judge(chosen)),
             )
         )
-    memory, tokens = format_bytes(USERS_MEMORY), f"{USERS_TOKENS:,}"
-    fitting = tuple(
-        (name, format_bytes(cache_bytes(variant, USERS_TOKENS, cached).total), f"{users(variant, cached):,}")
-        for name, variant in variants.items()
+    return [*tables, _users_table(variants, dtype)]
+
+
+def _users_table(variants: Mapping[str, ModelConfig], dtype: str) -> Table:
+    counts = {name: users(variant, dtype) for name, variant in variants.items()}
+    kinds_of_cache = tuple(dict.fromkeys(kind for count in counts.values() for kind in count))
+    return Table(
+        title=f"Users with {USERS_TOKENS:,} tokens each that fit in {format_bytes(USERS_MEMORY)} beside the weights "
+        f"in {dtype}, by the type of the cache: arithmetic",
+        columns=("variant", *kinds_of_cache),
+        rows=tuple(
+            (name, *(f"{count[kind]:,}" if kind in count else "none" for kind in kinds_of_cache))
+            for name, count in counts.items()
+        ),
     )
-    title = f"Users whose cache of {tokens} tokens fits in {memory}, {cached}: arithmetic"
-    return [*tables, Table(title=title, columns=("variant", "cache of one", "users"), rows=fitting)]
 
 
 def _memory_cells(peak: PeakMemory) -> tuple[str, ...]:

@@ -48,6 +48,34 @@ class Published:
     """Perplexities of QKV and Q-K=V in that pair."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishedInference:
+    """What the paper says that a variant saves in decoding, in percent against QKV."""
+
+    cache_reduction: float
+    """Cache saved, as printed there, rounded."""
+    peak_memory: tuple[float, float] | None
+    """Lowest and highest change of peak memory; None where it was not published."""
+    throughput: tuple[float, float] | None
+    """Lowest and highest change of tokens a second."""
+
+
+def load_inference() -> dict[str, dict[str, PublishedInference]]:
+    """The paper's figures on decoding: by preset, then by label of the variant."""
+    tables = read_yaml(_PATH)
+    small = {
+        label: PublishedInference(cache_reduction=row["values"][2], peak_memory=None, throughput=None)
+        for label, row in tables["lm_300m"]["rows"].items()
+    }
+    large = {}
+    for label, row in tables["inference"]["gpt-1.2b"].items():
+        reduction, *bounds = row["values"]
+        large[label] = PublishedInference(
+            cache_reduction=reduction, peak_memory=(bounds[0], bounds[1]), throughput=(bounds[2], bounds[3])
+        )
+    return {"gpt-300m": small, "gpt-1.2b": large}
+
+
 def load_published() -> Published:
     """Reads the figures from the package."""
     table: dict[str, Any] = read_yaml(_PATH)["lm_300m"]
