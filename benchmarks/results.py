@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/results.py --paper
 
 Each section is one command of the `twofold` program, which is printed with it. `--paper` writes <this machine>-paper.md
-instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes about TIME and 20 GiB of memory.
+instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes up to an hour and 20 GiB.
 """
 
 import argparse
