@@ -38,7 +38,7 @@ def make_layer(dtype: str, groups: int, batch: int, context: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     tensors = torch.randn(2, batch, groups, context, WIDTH, generator=generator)
     if dtype.startswith("int"):
-        (key, key_scale), (value, value_scale) = (quantize(tensor, dtype) for tensor in tensors)
+        (key, key_scale), (value, value_scale) = (quantize(tensor, dtype)[:2] for tensor in tensors)
         return KeyValue(key, key, key_scale, key_scale), KeyValue(key, value, key_scale, value_scale)
     key, value = tensors.to(getattr(torch, dtype))
     return KeyValue(key, key), KeyValue(key, value)

@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/cache_quality.py runs/quickstart/*/ path/to/llama path/to/llama.gguf
 
-Takes run folders and model folders of twofold, which are measured on their own held-out text (or the Wikipedia
-articles of the package), and Llama checkpoints, as a Transformers folder with safetensors or as a GGUF file (`pip
-install gguf`), which are measured on `--tokens` tokens of those articles in windows of 512. Every key is read as the
-cache stores it, the newest too, so these are the perplexities of decoding token by token. For Llama checkpoints the
-standard error of each change is given too; every window is read through every cache, so it is that of the difference.
-The last line is JSON.
+Takes run folders and model folders of twofold, which are measured on their own held-out text (or the Wikipedia articles
+of the package), and Llama checkpoints, as a Transformers folder with safetensors or as a GGUF file (`pip install
+gguf`), which are measured on `--tokens` tokens of those articles in windows of 512. Tokens are decoded one by one: in
+one pass an int4 cache would give back every token of a window as floats. For Llama checkpoints the standard error of
+each change is given too; every window is read through every cache, so it is that of the difference. The last line is
+JSON.
 """
 
 import argparse
@@ -15,11 +15,12 @@ import json
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from twofold.data import read_documents
 from twofold.hf import from_llama
-from twofold.models import LanguageModel, next_token_loss
+from twofold.models import LanguageModel
 from twofold.records import RunFolder
 from twofold.spec import DataConfig
 from twofold.study import evaluate_language_model
@@ -66,16 +67,12 @@ def measure_llama(path: Path, num_tokens: int) -> Measured:
 
 def window_losses(model: LanguageModel, windows: torch.Tensor, dtype: str | None) -> torch.Tensor:
     """Mean cross-entropy of each window in nats, (N,)."""
-    result = []
-    for window in windows.split(1):
-        labels = torch.cat((window[:, 1:], torch.full_like(window[:, :1], -100)), dim=1)
-        positions, documents = torch.arange(WINDOW)[None], torch.zeros_like(window)
-        cache = model.decoder.make_cache(dtype=dtype)
-        loss, targets = next_token_loss(
-            model, input_ids=window, labels=labels, positions=positions, document_ids=documents, cache=cache
-        )
-        result.append(loss.item() / targets)
-    return torch.tensor(result, dtype=torch.float64)
+    cache = model.decoder.make_cache(dtype=dtype)
+    total = torch.zeros(len(windows), dtype=torch.float64)
+    for token, target in zip(windows[:, :-1].split(1, dim=1), windows[:, 1:].unbind(dim=1), strict=True):
+        logits = model(token, cache=cache)[:, 0]  # (N, V)
+        total += F.cross_entropy(logits, target, reduction="none")
+    return total / (windows.shape[1] - 1)
 
 
 def is_twofold(path: Path) -> bool:

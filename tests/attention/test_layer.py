@@ -233,30 +233,70 @@ def test_the_tied_tensor_is_passed_once(positions: str, mode: str | None) -> Non
     assert key is stored[0]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
-def test_a_quantised_cache_is_attention_over_the_numbers_that_it_stores(
-    sharing: str, groups: int, positions: str, mode: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
+def test_an_int8_cache_is_attention_over_the_numbers_that_it_stores(
+    sharing: str, groups: int, positions: str, mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly, with padding and norms; spread rows for int4 are turned back here before anything is scored."""
+    """Exactly, with padding and norms."""
     layer = make_layer(make_config(sharing, groups, positions, mode, qk_norm=mode != "decoupled"), seed=7)
     context, _ = make_context("left padding", True, torch.float64)
     x = torch.randn(BATCH, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    cached, floats = layer(x, context, LayerCache(dtype=dtype)), layer(x, context)
-    spreads = dtype == "int4" and mode != "unrotated"
-
-    def numbers(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        read = dequantized(*quantize(spread(tensor) if spreads else tensor, dtype), torch.float64)
-        return spread(read) if spreads else read
-
+    cached, floats = layer(x, context, LayerCache(dtype="int8")), layer(x, context)
     query, new = layer.project(x, context)
-    stored = tuple(numbers(tensor) for tensor in new)
+    stored = tuple(as_stored(tensor, "int8") for tensor in new)
     monkeypatch.setattr(layer, "project", lambda *_: (query, stored))
     assert (cached - layer(x, context)).abs().max() < ABSOLUTE[torch.float64]
-    off = (cached - floats).norm() / floats.norm()
-    assert 0 < off < (0.01 if dtype == "int8" else 0.2)
+    assert 0 < (cached - floats).norm() / floats.norm() < 0.01
+
+
+@pytest.mark.parametrize("window", [None, 37, 9])
+@pytest.mark.parametrize(("sharing", "groups", "positions", "mode"), LAYERS)
+def test_an_int4_cache_is_attention_over_its_last_floats_and_numbers_that_it_stores(
+    sharing: str, groups: int, positions: str, mode: str | None, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly: a query sees itself and 32 tokens before it as floats, and those before them rounded.
+
+    After a prompt, of which all is seen as floats in its own pass. Spread rows are turned back here before anything is
+    scored.
+    """
+    config = make_config(sharing, groups, positions, mode, qk_norm=mode != "decoupled", sliding_window=window)
+    layer, is_spread, length, prompt = make_layer(config, seed=7), mode != "unrotated", 39, 35
+    x = torch.randn(BATCH, length, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def context(first: int, end: int) -> AttentionContext:
+        at = torch.arange(first, end).expand(BATCH, -1)
+        return AttentionContext(at, causal=True, num_past=first, dtype=torch.float64)
+
+    cache = LayerCache(dtype="int4", window=window, block=4)
+    with torch.no_grad():
+        passed = layer(x[:, :prompt], context(0, prompt), cache)
+        steps = [layer(x[:, i : i + 1], context(i, i + 1), cache)[:, 0] for i in range(prompt, length)]
+        whole = context(0, length)
+        floats = layer(x, whole)
+        query, new = layer.project(x, whole)
+        held, rounded = (tuple(as_stored(tensor, dtype, is_spread) for tensor in new) for dtype in (None, "int4"))
+
+        def expected(num_rounded: int) -> Tensor:
+            pairs = zip(rounded, held, strict=True)
+            stored = tuple(torch.cat((old[:, :, :num_rounded], late[:, :, num_rounded:]), dim=2) for old, late in pairs)
+            with monkeypatch.context() as patch:
+                patch.setattr(layer, "project", lambda *_: (query, stored))
+                return layer(x, whole)
+
+        assert (passed - expected(0)[:, :prompt]).abs().max() < ABSOLUTE[torch.float64]
+        for token, step in enumerate(steps, start=prompt):
+            assert (step - expected(token - 32)[:, token]).abs().max() < ABSOLUTE[torch.float64]
+    off = (torch.stack(steps, dim=1) - floats[:, prompt:]).norm() / floats[:, prompt:].norm()
+    assert off < 1e-6 if window == 9 else 1e-4 < off < 0.2
+
+
+def as_stored(tensor: Tensor, dtype: str | None, is_spread: bool = False) -> Tensor:
+    """The numbers that are read of a tensor that is stored in a dtype, None for float32, spread over its channels."""
+    if not tensor.is_floating_point():
+        return tensor
+    given = spread(tensor) if is_spread else tensor
+    read = given.float().double() if dtype is None else dequantized(*quantize(given, dtype)[:2], torch.float64)
+    return spread(read) if is_spread else read
 
 
 def test_folding_a_deep_query_changes_nothing_but_rounding() -> None:

@@ -96,7 +96,7 @@ def test_a_quantised_cache_is_checked_and_counted_with_its_scales(cache_dtype):
     contender.build(100)
     assert check(contender) < 1e-3
     case = Case(context=40)
-    contender.fill(case)
+    contender.fill_caches(case)  # without a step, which takes the float of a token with it when it is taken back
     used = sum(layer.nbytes_used for layer in contender_layers(contender))
     assert used == contender.traffic(case).cache_bytes == cache_bytes(variant("tied-kv"), 40, cache_dtype).total
     with pytest.raises(ConfigError, match="int9"):
@@ -196,10 +196,10 @@ def test_a_quantised_cache_is_compared_with_one_that_is_quantised_too():
     """A check against exact keys would need a tolerance that hides mistakes."""
     contender = Twofold("tied-kv", variant("tied-kv"), "float32", cache_dtype="int4")
     contender.build(100)
-    tokens = torch.arange(20)[None]
+    tokens = torch.arange(60)[None] % contender.config.vocab_size
     quantised = contender.whole_pass(tokens)
     exact = contender.model(tokens, use_cache=False).logits
-    assert relative_error(quantised, exact) > 1e-3
+    assert relative_error(quantised, exact) > 3e-4
 
 
 def test_a_step_that_differs_at_the_context_is_refused(monkeypatch):

@@ -19,16 +19,27 @@ def tokens(num: int, start: int = 0, batch: int = BATCH) -> torch.Tensor:
     return numbers + torch.linspace(0, 0.5, batch * GROUPS * WIDTH).view(batch, GROUPS, 1, WIDTH)
 
 
-def as_stored(cache: LayerCache, tensor: torch.Tensor) -> Stored:
-    """What a cache should give back of a tensor: rows are quantised one by one, whatever stands beside them."""
-    return tensor if cache.dtype is None or not tensor.is_floating_point() else quantize(tensor, cache.dtype)
+def as_stored(cache: LayerCache, tensor: torch.Tensor, num_recent: int | None = None) -> Stored:
+    """What a cache should give back of a tensor: rows are quantised one by one, whatever stands beside them.
+
+    Of int4 the last rows are there as floats too: all where the cache has seen no more than 32, or the number given.
+    """
+    if cache.dtype is None or not tensor.is_floating_point():
+        return tensor
+    stored = quantize(tensor, cache.dtype)
+    if cache.dtype == "int8":
+        return stored
+    num_recent = tensor.shape[2] if num_recent is None else num_recent
+    return stored._replace(recent=tensor[:, :, tensor.shape[2] - num_recent :])
 
 
 def assert_reads(seen: Stored, expected: Stored) -> None:
     assert isinstance(seen, Quantized) is isinstance(expected, Quantized)
     for got, wanted in zip(seen, expected, strict=True) if isinstance(seen, Quantized) else [(seen, expected)]:
-        assert got.dtype == wanted.dtype
-        assert torch.equal(got, wanted)
+        assert (got is None) is (wanted is None)
+        if got is not None:
+            assert got.dtype == wanted.dtype
+            assert torch.equal(got, wanted)
 
 
 def row_bytes(dtype: str | None, width: int) -> int:
@@ -58,6 +69,7 @@ def test_reads_what_a_query_can_see(
     cache = LayerCache(window=window, capacity=sum(chunks) if fixed else None, block=block, dtype=dtype)
     cache.expected_tokens = expected
     token_bytes = BATCH * (GROUPS * (row_bytes(dtype, WIDTH) + row_bytes(dtype, 2)) + 4)
+    recent_bytes = BATCH * GROUPS * (WIDTH + 2) * 4 if dtype == "int4" else 0
     past = 0
     for num in chunks:
         new = tokens(num, past)
@@ -67,11 +79,11 @@ def test_reads_what_a_query_can_see(
         visible = tokens(past + num - first, first)
         numbers = torch.arange(first, past + num, dtype=torch.int32).expand(BATCH, 1, -1)[..., None]
         for got, wanted in zip(seen, (visible, -visible[..., :2], numbers), strict=True):
-            assert_reads(got, as_stored(cache, wanted))
+            assert_reads(got, as_stored(cache, wanted, min(min(past, 32) + num, past + num - first)))
         past += num
         kept = past if window is None else min(past, window)
         assert cache.num_tokens == past
-        assert cache.nbytes_used == kept * token_bytes
+        assert cache.nbytes_used == kept * token_bytes + min(kept, 32) * recent_bytes
         assert cache.nbytes_allocated >= cache.num_held * token_bytes
         assert sum(stored.nbytes for stored in cache.tensors) >= cache.num_held * token_bytes
     if window is None and not fixed:
@@ -93,9 +105,10 @@ def test_reads_are_views_and_growth_is_by_blocks(dtype: str | None) -> None:
     addresses = set()
     for step in range(64):
         (seen,) = cache.append(tokens(1, step))
-        views = seen if isinstance(seen, Quantized) else (seen,)
+        views = seen[:2] if isinstance(seen, Quantized) else (seen,)
         addresses.add(views[0].untyped_storage().data_ptr())
-        assert sum(view.untyped_storage().nbytes() for view in views) == cache.nbytes_allocated
+        recent_bytes = min(step + 1, 32) * BATCH * GROUPS * WIDTH * 4 if dtype == "int4" else 0
+        assert sum(view.untyped_storage().nbytes() for view in views) == cache.nbytes_allocated - recent_bytes
     assert len(addresses) <= 64 / 8
 
 
@@ -250,7 +263,44 @@ def test_rewind_keeps_what_taking_back_would_show_again(dtype: str | None) -> No
     cache.crop(30)
     (seen,) = cache.append(tokens(1, 30))
     assert_reads(seen, as_stored(cache, tokens(4, 27)))
-    assert cache.nbytes_allocated <= (4 + 10 + 2) * BATCH * GROUPS * row_bytes(dtype, WIDTH)
+    recent_bytes = 32 * BATCH * GROUPS * WIDTH * 4 if dtype == "int4" else 0
+    assert cache.nbytes_allocated <= (4 + 10 + 2) * BATCH * GROUPS * row_bytes(dtype, WIDTH) + recent_bytes
+
+
+def test_of_a_long_prompt_the_last_32_floats_are_kept() -> None:
+    cache = LayerCache(dtype="int4")
+    assert_reads(cache.append(tokens(100))[0], as_stored(cache, tokens(100)))
+    assert_reads(cache.tensors[0], as_stored(cache, tokens(100), 32))
+    (held,) = cache._recent
+    assert held.untyped_storage().nbytes() == 32 * BATCH * GROUPS * WIDTH * 4
+    assert_reads(cache.append(tokens(3, 100))[0], as_stored(cache, tokens(103), 35))
+
+
+@pytest.mark.parametrize("dropped", [1, 31, 32, 50])
+def test_floats_that_are_taken_back_do_not_come_back_for_older_tokens(dropped: int) -> None:
+    cache = LayerCache(dtype="int4")
+    cache.append(tokens(100))
+    cache.crop(100 - dropped)
+    assert_reads(cache.append(tokens(2, 200))[0], as_stored(cache, cropped(dropped), max(0, 32 - dropped) + 2))
+    assert cache.nbytes_used == BATCH * GROUPS * (
+        (102 - dropped) * row_bytes("int4", WIDTH) + min(32, max(0, 32 - dropped) + 2) * WIDTH * 4
+    )
+
+
+def cropped(num: int) -> torch.Tensor:
+    """A hundred tokens without the last few, and two others."""
+    return torch.cat((tokens(100 - num), tokens(2, 200)), dim=2)
+
+
+def test_floats_of_other_dtypes_are_held_as_float32() -> None:
+    cache = LayerCache(dtype="int4")
+    rows = tokens(40).bfloat16()
+    cache.append(rows)
+    (seen,) = cache.append(rows[:, :, :1])
+    assert isinstance(seen, Quantized)
+    assert seen.recent is not None
+    assert seen.recent.dtype == torch.float32
+    assert torch.equal(seen.recent, torch.cat((rows[:, :, 8:], rows[:, :, :1]), dim=2).float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

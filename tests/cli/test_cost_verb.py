@@ -58,6 +58,7 @@ def test_a_quantised_cache_counts_its_scales(capsys, dtype, kib):
     assert any(line[:1] == ["QKV"] and str(kib) in line for line in lines)
     assert any(line[:1] == ["Q-K=V"] and str(kib / 2) in line and "50" in line for line in lines)
     assert "a scale of 4 bytes" in output.out
+    assert ("the last 32 in float32" in output.out) is (dtype == "int4")
 
 
 def test_figures_are_aligned_to_the_right(capsys):
@@ -84,6 +85,7 @@ def test_json_has_exact_figures(capsys):
     assert row["cache_bytes_per_token"] == {
         "tensor_bytes": 5120,
         "scale_bytes": 0,
+        "recent_bytes": 0,
         "position_bytes": 0,
         "total": 5120,
     }

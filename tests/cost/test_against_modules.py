@@ -80,9 +80,9 @@ def test_parameters_and_operations(config, monkeypatch):
 def test_cache_bytes(config, dtype):
     model = LanguageModel(config).bfloat16()
     cache = model.decoder.make_cache(dtype=None if dtype == "bfloat16" else dtype)
-    tokens, batch = 9, 2
+    tokens, batch = 40, 2
     with torch.no_grad():
-        for part in torch.zeros(batch, tokens, dtype=torch.long).split((5, 3, 1), dim=1):
+        for part in torch.zeros(batch, tokens, dtype=torch.long).split((36, 3, 1), dim=1):
             model(part, cache=cache)
     assert sum(layer.nbytes_used for layer in cache) == cache_bytes(config, tokens, dtype, batch_size=batch).total
 

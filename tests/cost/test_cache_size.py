@@ -65,7 +65,7 @@ def test_dtype_and_batch(dtype, size):
 def test_a_quantised_cache_counts_a_scale_for_each_head_and_tensor(dtype, head_bytes):
     config = preset("gpt-tiny", sharing=["qkv", "tied-kv"] * 2, num_key_value_heads=2)  # four layers, heads of 16
     size = cache_bytes(config, 10, dtype, batch_size=3)
-    assert size.total == 3 * 10 * (2 * 2 * 2 + 2 * 2) * head_bytes
+    assert size.total - size.recent_bytes == 3 * 10 * (2 * 2 * 2 + 2 * 2) * head_bytes
     assert size.scale_bytes == 3 * 10 * (2 * 2 * 2 + 2 * 2) * 4
     tied = preset("gpt-tiny", sharing="tied-kv")
     assert cache_reduction(tied, unshared_baseline(tied), dtype=dtype) == Fraction(1, 2)
@@ -73,9 +73,17 @@ def test_a_quantised_cache_counts_a_scale_for_each_head_and_tensor(dtype, head_b
 
 def test_a_quantised_cache_has_a_scale_for_the_rotary_part_and_none_for_positions():
     decoupled = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="decoupled", qk_rope_head_dim=6)
-    assert cache_bytes(decoupled, 10, "int4").total == 3 * 10 * (4 * (4 + 4) + (3 + 4))
+    assert cache_bytes(decoupled, 10, "int4").total == 3 * 10 * (4 * (4 + 4) + (3 + 4) + (32 + 6) * 4)
     unrotated = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="unrotated")
     assert cache_bytes(unrotated, 10, "int8").total == 3 * 10 * (4 * (8 + 4) + 4)
+
+
+@pytest.mark.parametrize(("tokens", "held"), [(4, 3 * 4), (30, 5 + 30 + 30), (1_000, 5 + 2 * 32)])
+def test_int4_counts_its_last_tokens_as_floats_too(tokens, held):
+    """Of a layer with a window no more than that, and of no layer more than 32."""
+    config = ModelConfig(**ROPE, sharing="tied-kv", rope_mode="relative", sliding_window=[5, None, 40])
+    assert cache_bytes(config, tokens, "int4", batch_size=2).recent_bytes == 2 * held * 4 * 8 * 4
+    assert cache_bytes(config, tokens, "int8").recent_bytes == cache_bytes(config, tokens).recent_bytes == 0
 
 
 def test_int4_needs_rows_of_even_width():

@@ -75,8 +75,12 @@ def test_figures_equal_a_computation_by_hand(variant, sequences):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_through_a_cache(variant, sequences):
-    """Of floats it changes nothing; of integers as much as each token's own pass through such a cache does."""
+def test_through_a_cache(variant, sequences, monkeypatch):
+    """Of floats it changes nothing; of integers as much as each token's own pass through such a cache does.
+
+    Tokens go one by one: with one float, not 32, an int4 cache shows its integers in sequences as short as these.
+    """
+    monkeypatch.setattr("twofold.cache.layer_cache.RECENT_TOKENS", 1)
     module = make_model(**VARIANTS[variant])
     without = measure_perplexity(module, sequences, 3)
     found = {

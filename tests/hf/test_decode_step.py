@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.hf.small import VARIANTS, make_config
+from tests.hf.small import VARIANTS, VOCABULARY, make_config
 from twofold.cache import LayerCache
 from twofold.hf import CACHE_NAME, TwofoldForCausalLM, cache_for
 from twofold.kernels import VARIABLE, native
@@ -56,6 +56,26 @@ def test_a_step_makes_nothing_that_grows_with_the_context(variant, dtype):
         short, long = (step_allocations(model, context, mask, dtype) for context in (300, 1_500))
         assert len(short) > 30
         assert short == long
+
+
+@pytest.mark.skipif(native.load_library() is None, reason="the kernel was not compiled")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_implementation_generates_the_same_from_a_quantised_cache(variant, dtype, monkeypatch):
+    """Long enough for an int4 cache to read tokens as floats and others as integers, one row shorter than the other."""
+    model = make_model(variant)
+    tokens = torch.arange(1, 81).view(2, -1) % VOCABULARY
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 0
+    found, attend, calls = {}, native.attend, []
+    monkeypatch.setattr(native, "attend", lambda *args: (calls.append(args[1]), attend(*args))[1])
+    for name in ("native", "torch"):
+        monkeypatch.setenv(VARIABLE, name)
+        options = {"attention_mask": mask, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+        found[name] = model.generate(tokens, **options, **{CACHE_NAME: cache_for(model, dtype)})
+    assert torch.equal(found["native"], found["torch"])
+    assert len(calls) == 23 * model.config.num_hidden_layers
+    assert all((stored.recent is not None) is (dtype == "int4") for stored in calls)
 
 
 def test_what_grows_is_seen(monkeypatch):

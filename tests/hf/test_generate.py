@@ -212,7 +212,14 @@ def test_the_quantized_cache_of_transformers_is_ours(variant, options, dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [{"nbits": 2}, {"nbits": 4, "backend": "quanto"}, {"q_group_size": 64}, {"nbits": 8, "axis_key": 0}]
+    "options",
+    [
+        {"nbits": 2},
+        {"nbits": 4, "backend": "quanto"},
+        {"q_group_size": 64},
+        {"nbits": 8, "axis_key": 0},
+        {"residual_length": 128},
+    ],
 )
 def test_options_of_backends_are_refused(options):
     with pytest.raises(CacheError, match=r"takes nbits=4 or nbits=8 .* and nothing else; got ") as caught:

@@ -91,6 +91,17 @@ struct Rows {
         if (integer) scale[bg * scale_stride[1] + j] = factor * (dtype == TWOFOLD_INT8 ? 1 : 10) / 30;
       }
   }
+
+  // The last rows mean these floats from now on; what is stored of them is rubbish.
+  void replace_last(const Rows& floats) {
+    const int64_t size = row_bytes / (stride[2] - 16);  // of an element
+    for (int64_t bg = 0; bg < B * G; ++bg)
+      for (int64_t i = 0, j = S - floats.S; i < floats.S; ++i, ++j) {
+        std::memset(bytes.data() + (bg * stride[1] + j * stride[2]) * size, 0xff, row_bytes);
+        scale[bg * scale_stride[1] + j] = NAN;
+        std::copy_n(floats.exact.data() + (bg * floats.S + i) * width, width, exact.data() + (bg * S + j) * width);
+      }
+  }
 };
 
 // The largest error of one random case, relative to what the largest output can be.
@@ -101,7 +112,11 @@ double check(int dtype) {
   const int64_t rope_width = way == 3 ? pick({16, 32, 64}) : 0;
   const bool tied = pick({0, 1});
   const bool integer = dtype == TWOFOLD_INT8 || dtype == TWOFOLD_INT4;
-  const Rows key(B, G, S, D, dtype), value(B, G, S, D, dtype), rope(B, 1, S, std::max<int64_t>(rope_width, 16), dtype);
+  Rows key(B, G, S, D, dtype), value(B, G, S, D, dtype), rope(B, 1, S, std::max<int64_t>(rope_width, 16), dtype);
+  const int64_t num_recent = std::min<int64_t>(S, pick({0, 1, 33}));
+  const Rows new_key(B, G, num_recent, D, TWOFOLD_FLOAT32), new_value(B, G, num_recent, D, TWOFOLD_FLOAT32);
+  const Rows new_rope(B, 1, num_recent, rope.width, TWOFOLD_FLOAT32);
+  key.replace_last(new_key), value.replace_last(new_value), rope.replace_last(new_rope);
   std::vector<float> query(B * G * R * T * (D + rope_width)), output(B * G * R * T * D, NAN), weight(D);
   for (float& x : query) x = normal();
   for (float& x : weight) x = way == 2 ? normal() : 1;
@@ -132,6 +147,14 @@ double check(int dtype) {
   std::copy(value.scale_stride, value.scale_stride + 2, a.value_scale_stride);
   a.rope_scale_stride = rope.scale_stride[0], a.position_stride = S + 2;
   a.scale = 1 / std::sqrt(float(D)), a.dtype = dtype, a.threads = 1;
+  twofold_decode recent{};
+  recent.key = new_key.bytes.data(), recent.value = tied ? nullptr : new_value.bytes.data(), recent.S = num_recent;
+  if (rope_width) recent.rope_key = new_rope.bytes.data();
+  if (a.position) recent.position = position.data() + S - num_recent, recent.position_stride = S + 2;
+  std::copy(new_key.stride, new_key.stride + 3, recent.key_stride);
+  std::copy(new_value.stride, new_value.stride + 3, recent.value_stride);
+  recent.rope_stride[0] = new_rope.stride[0], recent.rope_stride[1] = new_rope.stride[2];
+  if (num_recent) a.recent = &recent;
   if (twofold_decode_attention(&a)) return INFINITY;
 
   double worst = 0;

@@ -2,13 +2,14 @@
 
 import math
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.exact import ROUNDING, exact, make, store, turned
+from tests.kernels.exact import ROUNDING, exact, in_cache, make, store, turned
 from twofold.kernels import (
     VARIABLE,
     KeyValue,
@@ -24,11 +25,19 @@ from twofold.kernels import (
 from twofold.spec import ConfigError
 
 
+def replace_last(stored, meant, new):
+    """Floats that take the place of the last rows, of which nothing that is stored may then be read."""
+    num_old = stored.shape[2] - new.shape[2]
+    stored[:, :, num_old:] = math.nan if stored.dtype.is_floating_point else 77
+    meant[:, :, num_old:] = new
+    return in_cache(new)
+
+
 @pytest.mark.kernel
 @settings(deadline=None, max_examples=400)
 @given(data=st.data())
 def test_native_equals_float64(data):
-    """Over formats, one or two tensors, rotation at read, rope keys, shapes, strides and intervals."""
+    """Over formats, one or two tensors, rotation at read, rope keys, recent floats, shapes, strides and intervals."""
     draw = data.draw
     batch, groups, each = draw(st.integers(1, 3)), draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 7))
     queries, width = draw(st.integers(1, native.MAX_QUERIES)), draw(st.sampled_from((16, 48, 64, 80, 128, 256)))
@@ -44,11 +53,20 @@ def test_native_equals_float64(data):
     value, value_scale, exact_value = key, key_scale, exact_key
     if not tied:
         value, value_scale, exact_value = store(normal(batch, groups, keys, width), kind)
-    rotation = rope_key = rope_scale = None
+    rotation = rope_key = rope_scale = exact_rope = None
     rope_width = 0
     if way == "rope key":
         rope_width = draw(st.sampled_from((16, 32, 64)))
         rope_key, rope_scale, exact_rope = store(normal(batch, 1, keys, rope_width), kind)
+    recent, num_recent = None, min(keys, draw(st.sampled_from((0, 1, 5, 33, 40))))
+    if num_recent:
+        new_key = replace_last(key, exact_key, normal(batch, groups, num_recent, width))
+        new_value = new_key if tied else replace_last(value, exact_value, normal(batch, groups, num_recent, width))
+        recent = KeyValue(new_key, new_value)
+        if rope_key is not None:
+            new_rope = replace_last(rope_key, exact_rope, normal(batch, 1, num_recent, rope_width))
+            recent = replace(recent, rope_key=new_rope)
+    if rope_key is not None:
         exact_key = torch.cat((exact_key, exact_rope.expand(-1, groups, -1, -1)), dim=-1)
     elif way != "plain":
         start, gap = draw(st.integers(0, 5000)), draw(st.integers(0, keys))
@@ -58,6 +76,8 @@ def test_native_equals_float64(data):
         frequencies = rotary_frequencies(width, 10_000.0, dtype=torch.float64)
         rotation = Rotation(positions, frequencies, weight)
         exact_key = turned(exact_key * (1 if weight is None else weight), positions, rotation.frequencies)
+        if recent is not None:
+            recent = replace(recent, rotation=replace(rotation, positions=positions[:, keys - num_recent :]))
 
     dtype = getattr(torch, kind) if key_scale is None else torch.float32
     q = normal(batch, groups * each, queries, width + rope_width).to(dtype)
@@ -66,7 +86,7 @@ def test_native_equals_float64(data):
     if draw(st.booleans()):
         first, last = torch.zeros_like(first), torch.full_like(last, keys)
     mask = Mask.between(first, last, keys)
-    stored = KeyValue(key, value, key_scale, value_scale, rope_key, rope_scale, rotation)
+    stored = KeyValue(key, value, key_scale, value_scale, rope_key, rope_scale, rotation, recent)
     assert native.why_not(q, stored, mask) is None
     scale = width**-0.5  # scores of order one; larger ones carry larger rounding errors into the weights
     got = native.attend(q, stored, mask, scale)
@@ -133,6 +153,29 @@ def test_two_threads_and_one_agree(keys):
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(two, one, rtol=0, atol=1e-6)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("keys", [40, 1_500])
+@pytest.mark.parametrize("kind", ["bfloat16", "int4"])
+def test_recent_floats_with_two_threads_and_one(kind, keys):
+    """Where a part of the keys has no recent ones, and the parts meet."""
+    rows = torch.randn(1, 1, keys, 64, generator=torch.Generator().manual_seed(0))
+    key, scale, exact_key = store(rows, kind)
+    stored = KeyValue(key, key, scale, scale)
+    new = replace_last(key, exact_key, torch.randn(1, 1, 33, 64, generator=torch.Generator().manual_seed(1)))
+    stored = replace(stored, recent=KeyValue(new, new))
+    q = torch.randn(1, 4, 2, 64, generator=torch.Generator().manual_seed(2))
+    first, last = torch.tensor([[0, keys - 20]]), torch.tensor([[keys - 1, keys]])
+    expected = exact(q, exact_key, exact_key, first, last, 0.125)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            got = native.attend(q, stored, Mask.between(first, last, keys), 0.125)
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=5e-6)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _attend_in_child(queue):

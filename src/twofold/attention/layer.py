@@ -1,5 +1,7 @@
 """The attention layer: every sharing, head count, position and norm is a value of one class."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -139,14 +141,11 @@ class Attention(nn.Module):
 
     def read(self, stored: tuple[Stored, ...], context: AttentionContext) -> KeyValue:
         """What is cached, as keys and values; with K = V they are the same tensor, and nothing is copied."""
-        tensors, scales = zip(*(_parts(each) for each in stored), strict=True)
-        if self.rope_mode == "decoupled":
-            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rope_key=tensors[1], rope_scale=scales[1])
-        if self.rope_mode == "unrotated":
-            frequencies = context.rotary_frequencies(self.head_dim)
-            rotation = Rotation(tensors[1][:, 0, :, 0], frequencies, self.k_norm if self.qk_norm else None)
-            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rotation=rotation)
-        return KeyValue(tensors[0], tensors[-1], scales[0], scales[-1])
+        recent = stored[0].recent if isinstance(stored[0], Quantized) else None
+        if recent is None:
+            return self._key_value(stored, context)
+        floats = tuple(_last(each, recent.shape[2]) for each in stored)
+        return replace(self._key_value(stored, context), recent=self._key_value(floats, context))
 
     def fold_query(self) -> None:
         """Replaces the two query matrices of `query_depth=2` by their product, for inference.
@@ -165,6 +164,17 @@ class Attention(nn.Module):
         folded.bias = self.q_b_proj.bias
         self.q_proj, self.query_depth = folded, 1
         del self.q_a_proj, self.q_b_proj
+
+    def _key_value(self, stored: tuple[Stored, ...], context: AttentionContext) -> KeyValue:
+        """Keys and values of what one form of storage holds."""
+        tensors, scales = zip(*(_parts(each) for each in stored), strict=True)
+        if self.rope_mode == "decoupled":
+            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rope_key=tensors[1], rope_scale=scales[1])
+        if self.rope_mode == "unrotated":
+            frequencies = context.rotary_frequencies(self.head_dim)
+            rotation = Rotation(tensors[1][:, 0, :, 0], frequencies, self.k_norm if self.qk_norm else None)
+            return KeyValue(tensors[0], tensors[0], scales[0], scales[0], rotation=rotation)
+        return KeyValue(tensors[0], tensors[-1], scales[0], scales[-1])
 
     def _spreads(self, cache: LayerCache) -> bool:
         """Whether stored vectors are spread over their channels; not where keys are rotated after they are read."""
@@ -215,4 +225,12 @@ class Attention(nn.Module):
 
 
 def _parts(stored: Stored) -> tuple[Tensor, Tensor | None]:
-    return stored if isinstance(stored, Quantized) else (stored, None)
+    return stored[:2] if isinstance(stored, Quantized) else (stored, None)
+
+
+def _last(stored: Stored, num: int) -> Tensor:
+    """The last rows, for which a quantised tensor holds floats."""
+    if not isinstance(stored, Quantized):
+        return stored[:, :, stored.shape[2] - num :]
+    assert stored.recent is not None
+    return stored.recent

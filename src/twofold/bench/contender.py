@@ -15,7 +15,7 @@ from twofold.cost import cache_bytes, cache_elements, check_dtype, count_linears
 from twofold.models import Decoder
 from twofold.spec import ModelConfig, TwofoldError
 
-GATE_PROMPT = 16
+GATE_PROMPT = 48  # some of them beyond those that an int4 cache holds as floats
 GATE_TOKENS = 8
 """The check decodes this many tokens after the prompt."""
 

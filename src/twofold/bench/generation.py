@@ -239,13 +239,15 @@ class Twofold(GenerateContender):
         return {**super().ways(), "loop": self._loop}
 
     def whole_pass(self, tokens: torch.Tensor) -> torch.Tensor:
-        """By torch alone; through a cache where that is quantised, since it changes what is computed."""
+        """By torch alone; with a quantised cache, which changes what is computed, as `generate` passes them."""
         from twofold.hf import CACHE_NAME
 
-        cache = {CACHE_NAME: self.make_cache("generate")} if self._cache_dtype else {"use_cache": False}
         with computed_by(attention="torch", linear="torch"):
-            logits: torch.Tensor = self.model(input_ids=tokens, **cache).logits
-        return logits
+            if self._cache_dtype is None:
+                return super().whole_pass(tokens)
+            cache = {CACHE_NAME: self.make_cache("generate")}
+            parts = [tokens[:, :GATE_PROMPT], *tokens[:, GATE_PROMPT:].split(1, dim=1)]
+            return torch.cat([self.model(input_ids=part, **cache).logits for part in parts], dim=1)
 
     @torch.no_grad()
     def _loop(self, num_tokens: int) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twofold.cache.quantize import CACHE_DTYPES, Quantized, quantize
-from twofold.spec import ConfigError, TwofoldError, did_you_mean
+from twofold.spec import RECENT_TOKENS, ConfigError, TwofoldError, did_you_mean
 
 Stored: TypeAlias = Tensor | Quantized
 """What is read of one tensor that was appended."""
@@ -28,7 +28,7 @@ class LayerCache:
     them and are fixed by the first append. Reading gives views, never copies.
 
     With a `dtype` floats are stored as integers with a scale for each token and head, and read so; tensors of integers
-    stay as they are.
+    stay as they are. An int4 cache also holds the last 32 tokens as float32, which are read in place of their codes.
 
     Growing, fixed and sliding caches differ in values only:
 
@@ -76,6 +76,7 @@ class LayerCache:
         """
         self._kinds: list[_Kind] = []  # of the tensors that are appended
         self._buffers: list[Tensor] = []  # one for each of them, or codes and scales where they are quantised
+        self._recent: list[Tensor] = []  # the last rows of each one that is int4, as float32
         self._start = 0  # first row of the buffers that holds a token
         self._end = 0  # one past the last row that holds a token
 
@@ -94,15 +95,16 @@ class LayerCache:
     def nbytes_used(self) -> int:
         """Bytes that the visible tokens need: min(tokens, window) x elements a token x bytes an element.
 
-        Scales are elements too: 4 bytes for each token and head.
+        Scales are elements too: 4 bytes for each token and head. So are the floats of the last tokens of an int4 cache.
         """
         tokens = self.num_tokens if self.window is None else min(self.num_tokens, self.window)
-        return tokens * sum(b.shape[0] * b.shape[1] * b.shape[3] * b.element_size() for b in self._buffers)
+        recent = sum(min(tokens, rows.shape[2]) * _token_bytes(rows) for rows in self._recent)
+        return tokens * sum(_token_bytes(buffer) for buffer in self._buffers) + recent
 
     @property
     def nbytes_allocated(self) -> int:
         """Bytes of memory that the cache holds now."""
-        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers)
+        return sum(buffer.untyped_storage().nbytes() for buffer in (*self._buffers, *self._recent))
 
     def append(self, *tensors: Tensor) -> tuple[Stored, ...]:
         """Stores new tokens and returns views of every token that they can see, themselves included.
@@ -112,8 +114,10 @@ class LayerCache:
 
         Returns:
             For each tensor a view (B, heads, S, width) with S = `num_held` before the call + T; for one that is
-            quantised views of its codes and scales. The new tokens too are read as they are stored, so that decoding
-            token by token computes what one pass over all of them does.
+            quantised views of its codes and scales. An int8 cache gives back the new tokens too as they are stored, so
+            that decoding token by token computes what one pass over all of them does. An int4 cache gives the new
+            tokens and up to 32 before them as floats too, to be read in place of their codes: the first pass over a
+            prompt is exact, and later tokens see those that are further back rounded.
 
         Raises:
             CacheError: when a fixed cache is full, for tensors of another kind than those stored, or for int4 with an
@@ -131,13 +135,20 @@ class LayerCache:
         if not self._buffers:
             self._kinds = [_kind(tensor) for tensor in tensors]
             self._buffers = [part.new_empty(*part.shape[:2], 0, part.shape[3]) for part in rows]
+            self._recent = [tensor[:, :, :0] for tensor in self._floats(tensors)]
         if self._end + num_new > self._buffers[0].shape[2]:
             self._make_room(num_new)
         for buffer, part in zip(self._buffers, rows, strict=True):
             buffer[:, :, self._end : self._end + num_new] = part
         self._end += num_new
         self.num_tokens += num_new
-        return self._read(self._end - num_visible)
+        self._recent = [
+            torch.cat((held, tensor), dim=2) if held.shape[2] else tensor
+            for held, tensor in zip(self._recent, self._floats(tensors), strict=True)
+        ]
+        seen = self._read(self._end - num_visible)
+        self._recent = [rows[:, :, -RECENT_TOKENS:].clone() for rows in self._recent]  # a prompt's memory goes
+        return seen
 
     def crop(self, num_tokens: int) -> None:
         """Forgets the latest tokens, so that `num_tokens` remain of all that were appended.
@@ -157,6 +168,7 @@ class LayerCache:
             )
         self._end -= num_dropped
         self.num_tokens = num_tokens
+        self._recent = [rows[:, :, : max(0, rows.shape[2] - num_dropped)] for rows in self._recent]
 
     def select(self, rows: Int[Tensor, "N"]) -> None:
         """Replaces the batch by the given rows of it, in order; a row may come more than once, as in beam search."""
@@ -165,21 +177,30 @@ class LayerCache:
             if len(rows) != buffer.shape[0]:
                 self._buffers[index] = buffer.new_empty(len(rows), *buffer.shape[1:])
             self._buffers[index][:, :, self._start : self._end] = selected
+        self._recent = [held.index_select(0, rows.to(held.device)) for held in self._recent]
         self._kinds = [kind._replace(batch=len(rows)) for kind in self._kinds]
 
     def reset(self) -> None:
         """Forgets every token; the memory is kept."""
         self.num_tokens = self._start = self._end = 0
+        self._recent = [rows[:, :, :0] for rows in self._recent]
 
     def _to_store(self, tensor: Tensor) -> Sequence[Tensor]:
         """What becomes of one tensor: itself, or codes and scales."""
-        return quantize(tensor, self.dtype) if self.dtype and tensor.is_floating_point() else (tensor,)
+        return quantize(tensor, self.dtype)[:2] if self.dtype and tensor.is_floating_point() else (tensor,)
+
+    def _floats(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Those of which the last rows are held as float32 too."""
+        return [tensor.float() for tensor in tensors if self.dtype == "int4" and tensor.is_floating_point()]
 
     def _read(self, first: int) -> tuple[Stored, ...]:
-        """Views of the rows from `first` on, codes and scales together."""
+        """Views of the rows from `first` on; codes, scales and recent floats together."""
         views = iter([buffer[:, :, first : self._end] for buffer in self._buffers])
+        recent = iter([rows[:, :, max(0, rows.shape[2] - (self._end - first)) :] for rows in self._recent])
         return tuple(
-            Quantized(next(views), next(views)) if self.dtype and kind.dtype.is_floating_point else next(views)
+            Quantized(next(views), next(views), next(recent, None))
+            if self.dtype and kind.dtype.is_floating_point
+            else next(views)
             for kind in self._kinds
         )
 
@@ -191,7 +212,7 @@ class LayerCache:
                 raise CacheError(
                     f"the cache holds {_spell(self._kinds)} and was given {_spell(given)}; use a new cache"
                 )
-            self._kinds, self._buffers = [], []
+            self._kinds, self._buffers, self._recent = [], [], []
         for kind in given:
             if self.dtype == "int4" and kind.dtype.is_floating_point and kind.width % 2:
                 raise CacheError(
@@ -235,6 +256,12 @@ class _Kind(NamedTuple):
     width: int
     dtype: torch.dtype
     device: torch.device
+
+
+def _token_bytes(buffer: Tensor) -> int:
+    """Bytes of one token of every sequence."""
+    batch, heads, _, width = buffer.shape
+    return batch * heads * width * buffer.element_size()
 
 
 def _kind(tensor: Tensor) -> _Kind:

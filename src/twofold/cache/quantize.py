@@ -25,11 +25,13 @@ class Quantized(NamedTuple):
     of byte c, channel c + D/2 in its high half."""
     scale: Float[Tensor, "B heads S 1"]
     """float32; NaN for a row that held a NaN or an infinity."""
+    recent: Float[Tensor, "B heads r D"] | None = None
+    """The last r of the S rows as float32, to be read in place of their codes; None where there are codes only."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.codes.nbytes + self.scale.nbytes
+        """Bytes of codes, scales and floats."""
+        return self.codes.nbytes + self.scale.nbytes + (0 if self.recent is None else self.recent.nbytes)
 
 
 def quantize(x: Float[Tensor, "B heads S D"], dtype: str) -> Quantized:

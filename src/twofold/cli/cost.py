@@ -6,7 +6,7 @@ import typer
 
 from twofold.cli.options import ConfigOption, JsonOption, PresetOption, SetOption, load_model, variants_of
 from twofold.cli.output import print_json, print_table
-from twofold.spec import encode
+from twofold.spec import RECENT_TOKENS, encode
 
 if TYPE_CHECKING:
     from twofold.cost import CacheSize, Cost
@@ -100,6 +100,8 @@ def _notes(costs: "dict[str, Cost]", context: int) -> list[str]:
     sizes = [row.cache_per_token for row in costs.values() if row.cache_per_token is not None]
     if any(size.scale_bytes for size in sizes):
         notes.append("A quantised cache includes a scale of 4 bytes for each token, key/value head and cached tensor.")
+    if any(row.cache_at_context is not None and row.cache_at_context.recent_bytes for row in costs.values()):
+        notes.append(f"An int4 cache at {context:,} tokens includes the last {RECENT_TOKENS} in float32 too.")
     if any(size.position_bytes for size in sizes):
         notes.append("With rope_mode unrotated the cache includes 4 bytes of position for each token and layer.")
     if model.positions == "learned" and context > model.max_position_embeddings:

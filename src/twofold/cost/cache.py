@@ -1,15 +1,15 @@
 """How many bytes a key/value cache needs, exactly.
 
 A plain layer needs tokens x G x D x (2 tensors, or 1 where K = V) x bytes per element, and 4 bytes for the scale of
-each row of D where they are quantised. The figures are what the tokens need, not what an allocator or a pre-sized
-buffer holds.
+each row of D where they are quantised; int4 also holds the last tokens as float32. The figures are what the tokens
+need, not what an allocator or a pre-sized buffer holds.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from twofold.spec import ConfigError, ModelConfig, ProjectionSharing, did_you_mean
+from twofold.spec import RECENT_TOKENS, ConfigError, ModelConfig, ProjectionSharing, did_you_mean
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number in the dtypes of weights."""
@@ -32,13 +32,15 @@ class CacheSize:
     """Keys and values, or the one tensor that is both."""
     scale_bytes: int = 0
     """Scales of quantised keys and values; 0 for floats."""
+    recent_bytes: int = 0
+    """The last tokens, which an int4 cache holds as float32 too; 0 for other dtypes."""
     position_bytes: int
     """Positions beside the tensors; 0 unless a layer keeps its keys unrotated."""
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.tensor_bytes + self.scale_bytes + self.position_bytes
+        return self.tensor_bytes + self.scale_bytes + self.recent_bytes + self.position_bytes
 
 
 def check_dtype(name: str, known: Collection[str] = tuple(DTYPE_BYTES)) -> None:
@@ -96,11 +98,13 @@ def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch
     check_dtype(dtype, CACHE_BITS)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1; got {batch_size}")
-    elements, scales, positions = cache_elements(config, tokens), 0, 0
+    elements, scales, recent, positions = cache_elements(config, tokens), 0, 0, 0
     for layer in range(config.num_hidden_layers):
         held = _tokens_held(config, layer, tokens)
         if dtype not in DTYPE_BYTES:
             scales += held * layer_cache_rows_per_token(config, layer)
+        if dtype == "int4":
+            recent += min(held, RECENT_TOKENS) * layer_cache_elements_per_token(config, layer)
         if config.layer_rope_mode(layer) == "unrotated":
             positions += held
     if dtype == "int4" and config.head_dim is not None and config.head_dim % 2:
@@ -108,6 +112,7 @@ def cache_bytes(config: ModelConfig, tokens: int, dtype: str = "bfloat16", batch
     return CacheSize(
         tensor_bytes=batch_size * elements * CACHE_BITS[dtype] // 8,
         scale_bytes=batch_size * scales * SCALE_BYTES,
+        recent_bytes=batch_size * recent * DTYPE_BYTES["float32"],
         position_bytes=batch_size * positions * POSITION_BYTES,
     )
 
@@ -121,7 +126,8 @@ def cache_reduction(config: ModelConfig, baseline: ModelConfig, tokens: int = 1,
     Args:
         config: The model.
         baseline: What it is compared to, usually `unshared_baseline(config)`.
-        tokens: Tokens in the sequence. The answer depends on it only where windows differ from layer to layer.
+        tokens: Tokens in the sequence. The answer depends on it only where windows differ from layer to layer, and
+            for int4, of which the last tokens are floats too.
         dtype: Type of the cached elements. The answer depends on it only where positions or scales are cached too.
 
     Raises:

@@ -21,7 +21,7 @@ class Cost:
     macs: dict[int, MacCount]
     """Multiply-accumulates of a forward pass, by sequence length in tokens."""
     cache_per_token: CacheSize | None
-    """Cache bytes of one token; None for a model that is not causal, which generates nothing and caches nothing."""
+    """Cache bytes of each further token; None for a model that is not causal, which generates and caches nothing."""
     cache_at_context: CacheSize | None
     """Cache bytes at the context asked for, with windows honoured; None as above."""
     cache_reduction: Fraction | None
@@ -46,7 +46,7 @@ def model_cost(config: ModelConfig, *, context: int, dtype: str, sequence_length
         config=config,
         parameters=count_parameters(config),
         macs={length: count_macs(config, length) for length in sequence_lengths},
-        cache_per_token=cache_bytes(config, 1, dtype) if config.causal else None,
+        cache_per_token=replace(cache_bytes(config, 1, dtype), recent_bytes=0) if config.causal else None,
         cache_at_context=at_context if config.causal else None,
         cache_reduction=reduction if config.causal else None,
     )

@@ -46,8 +46,8 @@ def measure_perplexity(
         module: The model; it is put into evaluation mode and back.
         sequences: The split, its partial last sequence kept.
         batch_size: Sequences in one forward pass.
-        make_cache: Makes an empty cache, such as `module.decoder.make_cache`; keys and values are then read as it
-            stores them, and a quantised one shows what it costs. Default: none, which is the same as a cache of floats.
+        make_cache: Makes an empty cache, such as `module.decoder.make_cache`, with which tokens are decoded one by one;
+            a quantised one shows what it costs. Default: none, which is the same as a cache of floats, and faster.
     """
     was_training = module.training
     module.eval()

@@ -159,7 +159,8 @@ def quantized_dtype(options: Mapping[str, Any] | None) -> str:
     """The dtype that `cache_config` of `generate(cache_implementation="quantized")` asks for.
 
     Args:
-        options: `nbits`, 4 (the default, as in Transformers) or 8, and nothing else: ours has no backends or groups.
+        options: `nbits`, 4 (the default, as in Transformers) or 8, and nothing else: ours has no backends or groups,
+            and its `residual_length` is not a choice: as many tokens are floats as 4 bits need, and none for 8.
 
     Raises:
         CacheError: for other options.

@@ -44,26 +44,40 @@ class KeyValue:
     """float32 factor on an integer `rope_key`."""
     rotation: Rotation | None = None
     """How keys are rotated when they are read; never together with `rope_key`."""
+    recent: "KeyValue | None" = None
+    """The last rows as float32, to be read in place of what is stored of them here; otherwise of the same form."""
 
     @property
     def tied(self) -> bool:
         """Whether one tensor is key and value."""
         return self.key is self.value
 
+    def in_floats(self, dtype: torch.dtype) -> "KeyValue":
+        """The same with tensors of floats only, in place of integers, their scales and recent rows."""
+        new = self.recent
+        if self.key_scale is None and new is None:
+            return self
+        new_key, new_value, new_rope = (None,) * 3 if new is None else (new.key, new.value, new.rope_key)
+        key = _completed(self.key, self.key_scale, new_key, dtype)
+        value = key if self.tied else _completed(self.value, self.value_scale, new_value, dtype)
+        rope_key = self.rope_key
+        if rope_key is not None:
+            rope_key = _completed(rope_key, self.rope_scale, new_rope, dtype)
+        return KeyValue(key, value, rope_key=rope_key, rotation=self.rotation)
+
     def plain(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys (B, G, S, D + D_r) and values (B, G, S, D) as floats, for implementations that read nothing else.
 
         They are views, and one and the same where K = V, if there is nothing to scale, to rotate or to add.
         """
-        key = dequantized(self.key, self.key_scale, dtype)
-        value = key if self.tied else dequantized(self.value, self.value_scale, dtype)
+        floats = self.in_floats(dtype)
+        key, value = floats.key, floats.value
         if self.rotation is not None:
             cos, sin = rotary_tables(self.rotation.positions, self.rotation.frequencies)
             weighted = key if self.rotation.weight is None else key * self.rotation.weight.to(dtype)
             key = rotate(weighted, cos, sin)
-        if self.rope_key is not None:
-            rope_key = dequantized(self.rope_key, self.rope_scale, dtype)
-            key = torch.cat((key, rope_key.expand(-1, key.shape[1], -1, -1)), dim=-1)
+        if floats.rope_key is not None:
+            key = torch.cat((key, floats.rope_key.expand(-1, key.shape[1], -1, -1)), dim=-1)
         return key, value
 
 
@@ -74,3 +88,12 @@ def dequantized(stored: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Ten
     if stored.dtype == torch.uint8:
         stored = torch.cat((stored & 15, stored >> 4), dim=-1).to(torch.int8) - 8
     return (stored * scale).to(dtype)
+
+
+def _completed(stored: Tensor, scale: Tensor | None, recent: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """All rows as floats; the last of them are not dequantised where they are at hand as floats."""
+    if recent is None:
+        return dequantized(stored, scale, dtype)
+    num_older = stored.shape[2] - recent.shape[2]
+    older = dequantized(stored[:, :, :num_older], None if scale is None else scale[:, :, :num_older], dtype)
+    return torch.cat((older, recent.to(dtype)), dim=2)

@@ -28,7 +28,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "output", "key", "value", "key_scale", "value_scale")),
         *((name, ctypes.c_void_p) for name in ("rope_key", "rope_scale", "position", "frequency", "key_weight")),
-        *((name, ctypes.c_void_p) for name in ("first", "last")),
+        *((name, ctypes.c_void_p) for name in ("first", "last", "recent")),
         *((name, ctypes.c_int64) for name in ("B", "G", "R", "T", "S", "D", "rope_width")),
         *((name, _Three) for name in ("key_stride", "value_stride")),
         *((name, _Two) for name in ("rope_stride", "key_scale_stride", "value_scale_stride")),
@@ -70,6 +70,8 @@ def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
         return "it was not compiled"
     if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
         return "the graph is exported"  # for programs that do not have the kernel
+    if torch.compiler.is_compiling() and stored.recent is not None:
+        return "torch compiles it and the last keys are floats, the others not"
     if query.device.type != "cpu":
         return f"the tensors are on {query.device.type}"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
@@ -95,34 +97,47 @@ def attend(query: Float[Tensor, "B H T W"], stored: KeyValue, mask: Mask, scale:
 
     Call it only where `why_not` finds nothing. A query that sees no key gets zeros.
     """
-    key, value, rotation = stored.key, stored.value, stored.rotation
     batch, num_heads, num_queries, query_width = query.shape
-    num_groups, num_keys = key.shape[1:3]
-    width = _width(value)
+    num_groups, num_keys = stored.key.shape[1:3]
+    width = _width(stored.value)
     wide = query.float().contiguous()
     output = wide.new_empty(batch, num_heads, num_queries, width)
     first, last = mask.ends(batch, num_queries, num_keys)
     arguments = _Arguments(
         query=wide.data_ptr(),
         output=output.data_ptr(),
-        key=key.data_ptr(),
-        value=None if stored.tied else value.data_ptr(),
         first=first.data_ptr(),
         last=last.data_ptr(),
         B=batch,
         G=num_groups,
         R=num_heads // num_groups,
         T=num_queries,
-        S=num_keys,
         D=width,
         rope_width=query_width - width,
-        key_stride=_Three(*key.stride()[:3]),
-        value_stride=_Three(*value.stride()[:3]),
         scale=scale,
-        dtype=_DTYPES[key.dtype],
         threads=torch.get_num_threads(),
     )
-    kept: list[Tensor] = []  # what the pointers point to
+    kept = _point_to(arguments, stored)
+    if stored.recent is not None:
+        recent = _Arguments()
+        kept += _point_to(recent, stored.recent)
+        arguments.recent = ctypes.addressof(recent)
+    library = load_library()
+    assert library is not None
+    failed = library.twofold_decode_attention(ctypes.byref(arguments))
+    assert not failed, "why_not let an unsupported call through"
+    return output.to(query.dtype)
+
+
+def _point_to(arguments: _Arguments, stored: KeyValue) -> list[Tensor]:
+    """Fills in what says where keys and values lie; returns the tensors made for that, to be kept during the call."""
+    key, value, rotation = stored.key, stored.value, stored.rotation
+    arguments.key = key.data_ptr()
+    arguments.value = None if stored.tied else value.data_ptr()
+    arguments.S = key.shape[2]
+    arguments.key_stride, arguments.value_stride = _Three(*key.stride()[:3]), _Three(*value.stride()[:3])
+    arguments.dtype = _DTYPES[key.dtype]
+    kept: list[Tensor] = []
 
     def pointer(tensor: Tensor) -> int:
         kept.append(tensor)
@@ -145,11 +160,7 @@ def attend(query: Float[Tensor, "B H T W"], stored: KeyValue, mask: Mask, scale:
         arguments.frequency = pointer(rotation.frequencies.double())
         if rotation.weight is not None:
             arguments.key_weight = pointer(rotation.weight.float().contiguous())
-    library = load_library()
-    assert library is not None
-    failed = library.twofold_decode_attention(ctypes.byref(arguments))
-    assert not failed, "why_not let an unsupported call through"
-    return output.to(query.dtype)
+    return kept
 
 
 def _width(stored: Tensor) -> int:

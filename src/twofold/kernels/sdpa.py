@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from twofold.kernels.key_value import KeyValue, dequantized
+from twofold.kernels.key_value import KeyValue
 from twofold.kernels.mask import Mask
 
 
@@ -18,11 +18,12 @@ def attend(
     For a single query the heads that share keys become rows of one matrix product, so that each key is read once for
     all of them.
     """
+    stored = stored.in_floats(query.dtype)
     if stored.rope_key is not None and _bias_is_smaller(query, stored):
-        rope_key = dequantized(stored.rope_key, stored.rope_scale, query.dtype)
+        rope_key = stored.rope_key
         query, rope_query = query.split((query.shape[-1] - rope_key.shape[-1], rope_key.shape[-1]), dim=-1)
         mask = mask.plus((rope_query @ rope_key.transpose(-1, -2)) * scale)  # (B, H, T, S)
-        stored = replace(stored, rope_key=None, rope_scale=None)
+        stored = replace(stored, rope_key=None)
     key, value = stored.plain(query.dtype)
     num_heads, num_groups = query.shape[1], key.shape[1]
     if query.shape[2] == 1 and num_groups < num_heads:

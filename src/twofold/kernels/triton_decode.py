@@ -58,6 +58,8 @@ def why_not(query: Tensor, stored: KeyValue, mask: Mask) -> str | None:
     lacking = missing(query.device.type)
     if lacking is not None:
         return lacking
+    if stored.recent is not None:
+        return "the last keys are floats, the others not"
     if type(query) is not Tensor or type(key) is not Tensor:
         return "the tensors are of a subclass"
     if _device(query.device)[1] < _CAPABILITY:

@@ -23,6 +23,8 @@ def next_token_loss(
 ) -> tuple[Tensor, int]:
     """Sum of cross-entropies in nats over real targets, and their number. It is computed in float32 or wider.
 
+    Through a cache tokens go one by one, as in decoding: one pass would read all of them as floats from an int4 cache.
+
     Args:
         module: A `LanguageModel`, or a wrapper around one.
         input_ids: Tokens.
@@ -32,9 +34,17 @@ def next_token_loss(
         cache: An empty cache through which keys and values go; None for none.
     """
     device = next(module.parameters()).device
-    labels = labels.to(device)
-    documents = document_ids.to(device)
-    logits = module(input_ids.to(device), positions=positions.to(device), documents=documents, cache=cache)
+    labels, documents = labels.to(device), document_ids.to(device)
+    input_ids, positions = input_ids.to(device), positions.to(device)
+    if cache is None:
+        logits = module(input_ids, positions=positions, documents=documents)
+    else:
+        steps = zip(input_ids.split(1, dim=1), positions.split(1, dim=1), strict=True)
+        decoded = [
+            module(token, positions=position, documents=documents[:, : end + 1], cache=cache)
+            for end, (token, position) in enumerate(steps)
+        ]
+        logits = torch.cat(decoded, dim=1)
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
     return loss, int((labels != IGNORED_LABEL).sum())

@@ -3,6 +3,7 @@
 This room knows neither torch nor files other than YAML; every other room speaks in its terms.
 """
 
+from twofold.spec.cache import RECENT_TOKENS
 from twofold.spec.decode import apply_overrides, canonical_json, decode, encode, read_yaml, run_id
 from twofold.spec.errors import ConfigError, DataError, RunFolderError, TwofoldError, did_you_mean
 from twofold.spec.model import (
@@ -22,6 +23,7 @@ from twofold.spec.sharing import ProjectionSharing
 __all__ = [
     "PAPER_VARIANTS",
     "PRESETS",
+    "RECENT_TOKENS",
     "Activation",
     "AttentionImplementation",
     "ConfigError",

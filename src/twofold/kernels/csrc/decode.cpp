@@ -228,22 +228,16 @@ void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t
   }
 }
 
-// One part of the keys of one key/value head; leaves unnormalised output, maximum and sum in the scratch.
+// What each query sees of one part of the keys `from` to `to` - 1, which are the rows of this head.
 template <class T, int D>
-void attend_part(int64_t b, int64_t g, int64_t part, int64_t parts, const Plan& p, Scratch& s) {
+void attend_visible(const Head<T>& head, int64_t from, int64_t to, int64_t part, int64_t parts, const int32_t* first,
+                    const int32_t* last, const Plan& p, Scratch& s) {
   const twofold_decode& a = p.a;
-  const float* query = a.query + (b * a.G + g) * p.rows * p.query_width;
-  for (int t = 0; t < a.T; ++t)
-    for (int r = 0; r < a.R; ++r)
-      for (int d = 0; d < p.query_width; ++d)
-        s.query[(t * a.R + r) * p.query_width + d] = query[(r * a.T + t) * p.query_width + p.order[d]] * a.scale;
-  std::fill(s.output, s.output + p.rows * p.width, 0.0f);
-  std::fill(s.max, s.max + p.rows, kNothing);
-  std::fill(s.sum, s.sum + p.rows, 0.0f);
-
-  const Head<T> head(a, b, g);
-  const int32_t *first = a.first + b * a.T, *last = a.last + b * a.T;
-  const int64_t low = *std::min_element(first, first + a.T), high = *std::max_element(last, last + a.T);
+  auto attend = [&](int row, int rows, int64_t begin, int64_t end) {
+    attend_range<T, D>(head, row, rows, begin - from, end - from, p, s);
+  };
+  const int64_t low = std::max<int64_t>(from, *std::min_element(first, first + a.T));
+  const int64_t high = std::min<int64_t>(to, *std::max_element(last, last + a.T));
   const int64_t blocks = (std::max<int64_t>(0, high - low) + p.block - 1) / p.block;
   const int64_t begin = low + blocks * part / parts * p.block;
   const int64_t end = std::min(high, low + blocks * (part + 1) / parts * p.block);
@@ -251,12 +245,42 @@ void attend_part(int64_t b, int64_t g, int64_t part, int64_t parts, const Plan& 
   int64_t all_begin = std::max<int64_t>(begin, *std::max_element(first, first + a.T));
   int64_t all_end = std::min<int64_t>(end, *std::min_element(last, last + a.T));
   if (all_begin >= all_end) all_begin = all_end = end;
-  attend_range<T, D>(head, 0, p.rows, all_begin, all_end, p, s);
+  attend(0, p.rows, all_begin, all_end);
   for (int t = 0; t < a.T; ++t) {
     const int64_t lo = std::max<int64_t>(first[t], begin), hi = std::min<int64_t>(last[t], end);
-    attend_range<T, D>(head, int(t * a.R), int(a.R), lo, std::min(hi, all_begin), p, s);
-    attend_range<T, D>(head, int(t * a.R), int(a.R), std::max(lo, all_end), hi, p, s);
+    attend(int(t * a.R), int(a.R), lo, std::min(hi, all_begin));
+    attend(int(t * a.R), int(a.R), std::max(lo, all_end), hi);
   }
+}
+
+// The queries of one key/value head as rows, scaled; `order` says which channel comes to each place, null as it is.
+void read_query(const float* query, const int* order, const Plan& p, float* out) {
+  const twofold_decode& a = p.a;
+  for (int t = 0; t < a.T; ++t)
+    for (int r = 0; r < a.R; ++r)
+      for (int d = 0; d < p.query_width; ++d)
+        *out++ = query[(r * a.T + t) * p.query_width + (order ? order[d] : d)] * a.scale;
+}
+
+// One part of the keys of one key/value head; leaves unnormalised output, maximum and sum in the scratch. Recent floats
+// belong to the first part and go before it, because they come in the order of storage.
+template <class T, int D>
+void attend_part(int64_t b, int64_t g, int64_t part, int64_t parts, const Plan& p, Scratch& s) {
+  const twofold_decode& a = p.a;
+  const float* query = a.query + (b * a.G + g) * p.rows * p.query_width;
+  const int32_t *first = a.first + b * a.T, *last = a.last + b * a.T;
+  std::fill(s.output, s.output + p.rows * p.width, 0.0f);
+  std::fill(s.max, s.max + p.rows, kNothing);
+  std::fill(s.sum, s.sum + p.rows, 0.0f);
+  const int64_t stored = a.S - (a.recent ? a.recent->S : 0);
+  if (a.recent && part == 0) {
+    read_query(query, nullptr, p, s.query);
+    attend_visible<float, D>(Head<float>(*a.recent, b, g), stored, a.S, 0, 1, first, last, p, s);
+    std::copy(s.output, s.output + p.rows * p.width, s.turned_query);
+    for (int i = 0; i < p.rows * p.width; ++i) s.output[i] = s.turned_query[i / p.width * p.width + p.order[i % p.width]];
+  }
+  read_query(query, p.order.data(), p, s.query);
+  attend_visible<T, D>(Head<T>(a, b, g), 0, stored, part, parts, first, last, p, s);
 }
 
 // Where a part of the keys leaves its result when there are several: output, then maximum and sum of each row.

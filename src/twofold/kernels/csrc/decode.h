@@ -38,6 +38,9 @@ struct twofold_decode {
   const float* key_weight;   // D factors on keys before they are rotated
   const int32_t* first;      // (B, T): a query sees keys first to last - 1; one that sees none gets zeros
   const int32_t* last;
+  // Null, or float32 rows that stand in place of the last recent->S of the S keys and values: its pointers from key to
+  // position, without scales, their strides and S; the rest is as here.
+  const struct twofold_decode* recent;
   int64_t B, G, R, T, S, D, rope_width;
   int64_t key_stride[3], value_stride[3];              // of B, G, S
   int64_t rope_stride[2];                              // of B, S
