@@ -12,7 +12,7 @@ namespace twofold::TWOFOLD_ISA {
 constexpr float kNothing = -std::numeric_limits<float>::max();
 
 // Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators. D is the width, or 0 to take `width`.
-// `fetch`: the keys come from memory, and those a little ahead are asked for.
+// `fetch`: the keys come from memory, and those a little ahead are asked for; for one query the processor does that itself.
 template <int Q, int D, class T>
 TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* keys, int64_t stride, int n, float* score,
                                int score_stride, int width, bool fetch) {
@@ -20,7 +20,7 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
   const int w = D ? D : width, bytes = w * int(sizeof(T)) / Format<T>::kPerElement;
   int j = 0;
   for (; j + K <= n; j += K) {
-    for (int c = 0; fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, bytes);
+    for (int c = 0; Q > 1 && fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, bytes);
     Floats a[kWidth] = {};
     if constexpr (Q == 1) {  // key by key, in the order of memory
       for (int c = 0; c < K; ++c)

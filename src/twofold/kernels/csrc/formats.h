@@ -111,9 +111,8 @@ struct Format<Int4> {
 
 // Asks for memory a little ahead of a row of some bytes, for which the processor would begin to wait at every page. Not
 // a multiple of 4,096 ahead, or it would drive out what is being read: both would fall into one set of the cache.
-template <class T>
+template <class T, int kAhead = sizeof(T) == 4 ? 5376 : 9472>
 TWOFOLD_INLINE void fetch_ahead(const T* row, int bytes) {
-  constexpr int kAhead = sizeof(T) == 4 ? 5632 : 9216;
   for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(row) + kAhead + b);
 }
 

@@ -13,6 +13,7 @@
 namespace twofold::TWOFOLD_ISA {
 namespace {
 
+constexpr int kAhead = 6656;                  // bytes
 constexpr int64_t kBytesPerThread = 1 << 17;  // of weights, below which a second thread costs more than it brings
 
 // Products of one input with n rows, n <= kWidth.
@@ -24,7 +25,7 @@ TWOFOLD_INLINE void multiply_rows(const float* input, const T* weight, int64_t w
     Floats a[2][P] = {};
     auto add = [&](int64_t d, Floats* to) {
       Floats w[P];
-      fetch_ahead(weight + d, 64);
+      fetch_ahead<T, kAhead>(weight + d, 64);
       Format<T>::unpack(weight + d, w);
       for (int p = 0; p < P; ++p) to[p] += load(input + d + p * kWidth) * w[p];
     };
