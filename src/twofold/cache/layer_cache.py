@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from twofold.cache.memory import empty_rows
 from twofold.cache.quantize import CACHE_DTYPES, Quantized, quantize
 from twofold.spec import RECENT_TOKENS, ConfigError, TwofoldError, did_you_mean
 
@@ -282,6 +283,6 @@ def _moved(old: Tensor, first: int, kept: int, needed: int, allocated: int, bloc
     if needed <= old.shape[2] <= allocated + block:
         old[:, :, :kept] = held.clone()  # the two may overlap
         return old
-    new = old.new_empty(*old.shape[:2], allocated, old.shape[3])
+    new = empty_rows(old, allocated, mostly_used=2 * needed >= allocated)
     new[:, :, :kept] = held
     return new
