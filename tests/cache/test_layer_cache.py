@@ -88,7 +88,7 @@ def test_reads_what_a_query_can_see(
         assert sum(stored.nbytes for stored in cache.tensors) >= cache.num_held * token_bytes
     if window is None and not fixed:
         most = max(past, expected)
-        assert cache.nbytes_allocated < (most + block) * token_bytes
+        assert cache.nbytes_allocated < (most + block) * token_bytes + min(past, 32) * recent_bytes
 
 
 def test_one_tensor_is_half_of_two() -> None:
