@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/results.py [--only decode]
     .venv/bin/python benchmarks/results.py --paper
 
-Each section is one command of the `twofold` program, which is printed with it. `--paper` writes <this machine>-paper.md
+Each section is one command, which is printed with it: of the `twofold` program, or attention alone by attention.py. `--paper` writes <this machine>-paper.md
 instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes up to an hour and 20 GiB.
 """
 
@@ -23,11 +23,12 @@ from twofold.records import cpu_name, num_cores
 
 FOLDER = Path(__file__).parent / "results"
 SMALL = "--preset gpt-small --variant QKV --variant Q-K=V --variant Q-MQA"
+KERNEL = ["--batch-size 1", "--batch-size 8 --rounds 5"]
 SECTIONS = [
     f"bench decode {SMALL} --context 512 --context 4096 --context 16384 --repeats 3 --peers",
     f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3 --peer llama.cpp-f32",
     f"bench decode {SMALL} --context 4096 --context 16384 --threads 2 --repeats 3 --peers",
-    f"bench decode {SMALL} --context 4096 --context 16384 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
+    f"bench decode {SMALL} --context 4096 --context 16384 --weights int8 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
     f"bench prefill {SMALL} --context 512 --repeats 3 --peers",
     f"bench memory {SMALL} --context 16384",
 ]
@@ -42,13 +43,28 @@ def run(command: str, page: Path) -> tuple[str, Any]:
     return f"    twofold {command}\n\n{tables}", json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
+def run_kernel(options: str) -> tuple[str, str, Any]:
+    """The command of one table of attention alone, its section, and its data."""
+    script = Path(__file__).with_name("attention.py")
+    arguments = [sys.executable, str(script), *shlex.split(options)]
+    output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True).stdout
+    *table, record = output.splitlines()
+    command = f"python benchmarks/attention.py {options}"
+    return command, "\n".join([f"    {command}\n", "```text", *table, "```\n"]), json.loads(record)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--only", choices=("decode", "prefill", "memory"), help="this verb's sections only")
+    chosen.add_argument("--only", choices=("kernel", "decode", "prefill", "memory"), help="these sections only")
     chosen.add_argument("--paper", action="store_true", help="the paper's own comparison, on a page of its own")
     arguments = parser.parse_args()
     parts, records = [], {}
+    if not arguments.paper and arguments.only in (None, "kernel"):
+        for options in KERNEL:
+            command, part, records[command] = run_kernel(options)
+            print(command, file=sys.stderr, flush=True)
+            parts.append(part)
     with tempfile.TemporaryDirectory() as folder:
         for command in paper.COMMANDS if arguments.paper else SECTIONS:
             if arguments.only in (None, command.split()[1]):
