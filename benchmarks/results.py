@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/results.py [--only decode]
     .venv/bin/python benchmarks/results.py --paper
 
-Each section is one command, which is printed with it: of the `twofold` program, or attention alone by attention.py. `--paper` writes <this machine>-paper.md
-instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes up to an hour and 20 GiB.
+Each section is one command, which is printed with it: of the `twofold` program, or attention alone by attention.py.
+`--paper` writes <this machine>-paper.md instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes up to an
+hour and 20 GiB.
 """
 
 import argparse
@@ -23,12 +24,13 @@ from twofold.records import cpu_name, num_cores
 
 FOLDER = Path(__file__).parent / "results"
 SMALL = "--preset gpt-small --variant QKV --variant Q-K=V --variant Q-MQA"
+EIGHT_BITS = "--weights int8 --cache-dtype int8"
 KERNEL = ["--batch-size 1", "--batch-size 8 --rounds 5"]
 SECTIONS = [
     f"bench decode {SMALL} --context 512 --context 4096 --context 16384 --repeats 3 --peers",
     f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3 --peer llama.cpp-f32",
     f"bench decode {SMALL} --context 4096 --context 16384 --threads 2 --repeats 3 --peers",
-    f"bench decode {SMALL} --context 4096 --context 16384 --weights int8 --cache-dtype int8 --repeats 3 --peer llama.cpp-q8_0",
+    f"bench decode {SMALL} --context 4096 --context 16384 {EIGHT_BITS} --repeats 3 --peer llama.cpp-q8_0",
     f"bench prefill {SMALL} --context 512 --repeats 3 --peers",
     f"bench memory {SMALL} --context 16384",
 ]
