@@ -8,7 +8,7 @@ from twofold.report.published import PublishedInference, load_inference
 
 LARGE = "--preset gpt-1.2b --variant QKV --variant Q-K=V --variant Q-MQA"
 MODELS = {"gpt-300m": "--preset gpt-300m", "gpt-1.2b": LARGE}
-CASES = "--context 2048 --batch-size 1 --batch-size 8"
+CASES = "--context 2048"
 COMMANDS = [f"bench {verb} {model} {CASES}" for model in MODELS.values() for verb in ("memory", "decode --repeats 3")]
 
 COLUMNS = (

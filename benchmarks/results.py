@@ -4,8 +4,7 @@
     .venv/bin/python benchmarks/results.py --paper
 
 Each section is one command, which is printed with it: of the `twofold` program, or attention alone by attention.py.
-`--paper` writes <this machine>-paper.md instead: the paper's own comparison, gpt-300m and gpt-1.2b, which takes up to an
-hour and 20 GiB.
+`--paper` writes <this machine>-paper.md instead: the paper's own comparison, gpt-300m and gpt-1.2b.
 """
 
 import argparse
