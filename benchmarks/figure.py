@@ -5,6 +5,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,29 @@ Lines = dict[str, dict[int, tuple[float, float, float]]]
 
 
 def variants_of(record: dict[str, Any]) -> list[str]:
-    """Our own contenders."""
-    return list(dict.fromkeys(row["contender"] for row in record["rows"] if row["way"] == "generate"))
+    """Our own contenders, by our own attention."""
+    ours = dict.fromkeys(row["contender"] for row in record["rows"] if row["way"] == "generate")
+    return [name for name in ours if not name.endswith("torch attention")]
 
 
-def lines_of(record: dict[str, Any]) -> Lines:
+def lines_of(record: dict[str, Any], peers: Sequence[str]) -> Lines:
     """Milliseconds a token by context, each with its lowest and highest round: ours through `generate`, and others."""
     lines: Lines = {}
     for row in record["rows"]:
-        if row["way"] == "loop" and row["contender"] in variants_of(record):
+        name, way = row["contender"], row["way"]
+        if way == "generate" and name in variants_of(record):
+            line = name
+        elif name in peers:
+            line = name if way == "loop" else f"{name} {way}"
+        else:
             continue
-        name = row["contender"] if row["way"] in ("generate", "loop") else f"{row['contender']} {row['way']}"
         time = row["cpu_ms"]
-        lines.setdefault(name, {})[row["context"]] = (time["median"], time["low"], time["high"])
+        lines.setdefault(line, {})[row["context"]] = (time["median"], time["low"], time["high"])
     return lines
 
 
-def draw(axes: Any, title: str, record: dict[str, Any]) -> None:
-    lines, ends = lines_of(record), []
+def draw(axes: Any, title: str, record: dict[str, Any], peers: Sequence[str]) -> None:
+    lines, ends = lines_of(record, peers), []
     colors = dict(zip(variants_of(record), OURS, strict=False))
     for name, points in lines.items():
         contexts, times = zip(*sorted(points.items()), strict=True)
@@ -45,7 +51,8 @@ def draw(axes: Any, title: str, record: dict[str, Any]) -> None:
         ]
         axes.errorbar(contexts, middle, around, color=color, linestyle=style, marker="o", markersize=4, capsize=2)
         ends.append((middle[-1], name, color))
-    axes.set(title=title, xlabel="tokens in the cache", ylabel="ms a token", xscale="log", yscale="log")
+    axes.set_title(title, loc="left")
+    axes.set(xlabel="tokens in the cache", ylabel="ms a token", xscale="log", yscale="log")
     contexts = sorted({context for points in lines.values() for context in points})
     axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
     axes.minorticks_off()
@@ -59,7 +66,7 @@ def draw(axes: Any, title: str, record: dict[str, Any]) -> None:
     for time, name, color in sorted(ends):  # labels of neighbours are moved apart
         place = max(time, place * 1.13)
         axes.annotate(
-            f"{name}  {time:.3g}",
+            f"{name}  {time:,.{0 if time >= 100 else 1}f}",
             (contexts[-1], place),
             xytext=(8, 0),
             textcoords="offset points",
@@ -72,12 +79,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     records = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))
-    decoding = [record for record in records.values() if record["task"] == "decode" and record["threads"] == 1]
+    decoding = [record for record in records.values() if record.get("task") == "decode" and record["threads"] == 1]
     exact = next(record for record in decoding if len({row["context"] for row in record["rows"]}) > 2)
     small = next(record for record in decoding if record["cache_dtype"] == "int8")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    draw(left, "float32", exact)
-    draw(right, "8 bits", small)
+    draw(left, "float32", exact, ("transformers-gpt2", "x-transformers", "llama.cpp-f32"))
+    draw(right, "int8 weights and cache; llama.cpp: Q8_0 and q8_0", small, ("llama.cpp-q8_0",))
     figure.suptitle(f"One thread of {exact['environment']['cpu']}: 12 layers, 768 wide, 12 heads, batch 1")
     figure.savefig(PICTURE, dpi=110)
 
