@@ -36,7 +36,8 @@ Plan make_plan(const twofold_decode& a) {
   const bool packed = !a.position && fits<T>(width) && fits<T>(rope_width);
   // A block, what is made of it and what is fetched ahead fit in the first-level cache.
   const bool copied = a.position || (!std::is_same_v<T, float> && !(packed && a.R * a.T == 1));
-  const int bytes = a.position ? 8192 : copied ? 16384 : a.value ? 32768 : 12288;
+  const bool alternates = std::is_same_v<T, float> && a.R * a.T <= 4;  // keys are rotated while the next are fetched
+  const int bytes = a.position ? (alternates ? 4096 : 12288) : copied ? 16384 : a.value ? 32768 : 12288;
   const int row_bytes = copied ? 4 * width : width * int(sizeof(T)) / Format<T>::kPerElement;
   Plan plan(a, std::clamp(bytes / row_bytes, 16, 512) / kWidth * kWidth, packed);
   for (int i = 0; i < plan.query_width; ++i)

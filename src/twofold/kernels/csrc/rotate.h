@@ -16,7 +16,8 @@ class Rotation {
  public:
   // Tables for blocks of up to `rows` neighbouring positions; frequency holds width / 2 angles.
   Rotation(const double* frequency, int width, int rows)
-      : frequency_(frequency), half_(width / 2), cos_(rows * half_), sin_(rows * half_), base_(2 * half_), step_(2 * half_) {
+      : frequency_(frequency), half_(width / 2), cos_(rows * half_), sin_(rows * half_), begin_(2 * half_),
+        base_(2 * half_), step_(2 * half_) {
     std::vector<double> c(half_, 1.0), s(half_, 0.0);
     for (int d = 0; d < half_; ++d) step_[d] = std::cos(frequency[d]), step_[half_ + d] = std::sin(frequency[d]);
     for (int i = 0; i < rows; ++i) {
@@ -38,15 +39,16 @@ class Rotation {
     } else if (position != at_) {
       place(position);
     }
+    for (int d = 0; d < 2 * half_; ++d) begin_.data()[d] = float(base_[d]);
   }
 
   // A query rotated back by the position at which the block begins.
   void rotate_back(const float* query, float* __restrict out) const {
-    const double *c = base_.data(), *s = base_.data() + half_;
+    const float *cos = begin_.data(), *sin = begin_.data() + half_;
     for (int d = 0; d < half_; ++d) {
-      const float low = query[d], high = query[half_ + d], cos = float(c[d]), sin = float(s[d]);
-      out[d] = low * cos + high * sin;
-      out[half_ + d] = high * cos - low * sin;
+      const float low = query[d], high = query[half_ + d];
+      out[d] = low * cos[d] + high * sin[d];
+      out[half_ + d] = high * cos[d] - low * sin[d];
     }
   }
 
@@ -128,7 +130,8 @@ class Rotation {
   int half_, rows_;
   int64_t at_;
   AlignedFloats cos_, sin_;
-  std::vector<double> base_, step_;
+  AlignedFloats begin_;  // cosines and sines of the position at which the block begins
+  std::vector<double> base_, step_;  // the same in double, and those of a whole block
 };
 
 }  // namespace twofold::TWOFOLD_ISA
