@@ -6,8 +6,9 @@ turn with the others.
 
 from twofold.bench.contender import Case, Contender, CorrectnessError, Spread, Traffic
 from twofold.bench.decode import DecodeCase, measure_decode, read_bandwidth
-from twofold.bench.generation import Transformers, Twofold
+from twofold.bench.generation import Transformers
 from twofold.bench.memory import PeakMemory, available_memory, measure_memory, peak_decode_memory, users
+from twofold.bench.ours import Twofold
 from twofold.bench.peers import PEERS, make_peer, missing_packages
 from twofold.bench.results import (
     Table,

@@ -13,7 +13,7 @@ import torch
 
 from twofold.bench.contender import Case
 from twofold.bench.decode import DecodeCase
-from twofold.bench.generation import Twofold
+from twofold.bench.ours import Twofold
 from twofold.cost import DTYPE_BYTES, cache_bytes, count_parameters, unshared_baseline
 from twofold.spec import ConfigError, ModelConfig
 
