@@ -120,7 +120,7 @@ def test_int8_weights_are_checked_and_counted_with_their_scales(options):
         looked_up.append(model.model.decoder.embed_tokens.weight)
     held = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     assert contender.traffic(case).weight_bytes == sum(held.values()) - sum(table.nbytes for table in looked_up)
-    tokens = torch.arange(20)[None] % config.vocab_size
+    tokens = torch.arange(60)[None] % config.vocab_size
     assert relative_error(contender.whole_pass(tokens), floats.whole_pass(tokens)) > error
     with pytest.raises(ConfigError, match="int9"):
         Twofold("tied-kv", config, "float32", weights="int9")
