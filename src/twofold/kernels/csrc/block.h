@@ -11,7 +11,20 @@ namespace twofold::TWOFOLD_ISA {
 
 constexpr float kNothing = -std::numeric_limits<float>::max();
 
-// Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators. D is the width, or 0 to take `width`.
+// Products of a query with a key, still to be summed. D is the width, or 0 to take `width`.
+template <int D, class T>
+TWOFOLD_INLINE Floats products(const float* query, const T* key, int width) {
+  constexpr int P = Format<T>::kParts;
+  Floats a = {};
+  for (int d = 0; d < (D ? D : width); d += P * kWidth) {
+    Floats k[P];
+    Format<T>::unpack(key + d / Format<T>::kPerElement, k);
+    for (int p = 0; p < P; ++p) a += load(query + d + p * kWidth) * k[p];
+  }
+  return a;
+}
+
+// Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators.
 // `fetch`: the keys come from memory, and those a little ahead are asked for; for one query the processor does that itself.
 template <int Q, int D, class T>
 TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* keys, int64_t stride, int n, float* score,
@@ -21,15 +34,13 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
   int j = 0;
   for (; j + K <= n; j += K) {
     for (int c = 0; Q > 1 && fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, bytes);
-    Floats a[kWidth] = {};
-    if constexpr (Q == 1) {  // key by key, in the order of memory
-      for (int c = 0; c < K; ++c)
-        for (int d = 0; d < w; d += P * kWidth) {
-          Floats k[P];
-          Format<T>::unpack(keys + (j + c) * stride + d / Format<T>::kPerElement, k);
-          for (int p = 0; p < P; ++p) a[c] += load(query + d + p * kWidth) * k[p];
-        }
+    Floats sums;
+    if constexpr (Q == 1) {
+      sums = sum_each([&](int c) __attribute__((always_inline)) {
+        return products<D>(query, keys + (j + c) * stride, w);
+      });
     } else {
+      Floats a[kWidth] = {};
       for (int d = 0; d < w; d += P * kWidth) {
         Floats k[K][P];
         for (int c = 0; c < K; ++c) Format<T>::unpack(keys + (j + c) * stride + d / Format<T>::kPerElement, k[c]);
@@ -39,21 +50,14 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
             for (int c = 0; c < K; ++c) a[r * K + c] += q * k[c][p];
           }
       }
+      sums = sum_each([&](int i) __attribute__((always_inline)) { return a[i]; });
     }
-    const Floats sums = sum_each(a);
     for (int r = 0; r < Q; ++r)
       std::memcpy(score + r * score_stride + j, reinterpret_cast<const float*>(&sums) + r * K, 4 * K);
   }
   for (; j < n; ++j)
-    for (int r = 0; r < Q; ++r) {
-      Floats a = {};
-      for (int d = 0; d < w; d += P * kWidth) {
-        Floats k[P];
-        Format<T>::unpack(keys + j * stride + d / Format<T>::kPerElement, k);
-        for (int p = 0; p < P; ++p) a += load(query + r * query_stride + d + p * kWidth) * k[p];
-      }
-      score[r * score_stride + j] = sum(a);
-    }
+    for (int r = 0; r < Q; ++r)
+      score[r * score_stride + j] = sum(products<D>(query + r * query_stride, keys + j * stride, w));
 }
 
 // output += weights · values for Q queries, N groups of the width at a time, U values at a time in accumulators of
@@ -99,41 +103,6 @@ TWOFOLD_INLINE void add_rows(const float* weight, int weight_stride, const T* va
     add_values<Q, N, U>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
   for (; N > 1 && d < w; d += kGroup)
     add_values<Q, 1, 1>(weight, weight_stride, values + d / Format<T>::kPerElement, stride, n, output + d, w);
-}
-
-// output += weights · values over m rows, which lie in the first-level cache, and in between, a few rows at a time,
-// scores of one query over n keys, which come from memory: so that is read all the time.
-template <int D, class T>
-TWOFOLD_INLINE void add_and_score(const float* query, const T* keys, int n, float* score, const T* values, int m,
-                                  const float* weight, int64_t stride, float* output) {
-  constexpr int P = Format<T>::kParts, kGroup = P * kWidth, kPer = Format<T>::kPerElement;
-  Floats out[D / kWidth];
-  for (int v = 0; v < D / kWidth; ++v) out[v] = load(output + v * kWidth);
-  auto add = [&](int begin, int end) {
-    for (int j = begin; j < end; ++j)
-      for (int d = 0; d < D; d += kGroup) {
-        Floats x[P];
-        Format<T>::unpack(values + j * stride + d / kPer, x);
-        for (int p = 0; p < P; ++p) out[d / kWidth + p] += weight[j] * x[p];
-      }
-  };
-  auto score_some = [&](int begin, int end) {
-    Floats a[kWidth] = {};
-    for (int j = begin; j < end; ++j) {
-      fetch_ahead(keys + j * stride, D * int(sizeof(T)) / kPer);
-      for (int d = 0; d < D; d += kGroup) {
-        Floats k[P];
-        Format<T>::unpack(keys + j * stride + d / kPer, k);
-        for (int p = 0; p < P; ++p) a[j - begin] += load(query + d + p * kWidth) * k[p];
-      }
-    }
-    store(score + begin, sum_each(a));
-  };
-  int j = 0;
-  for (; j + kWidth <= n && j + kWidth <= m; j += kWidth) add(j, j + kWidth), score_some(j, j + kWidth);
-  add(j, m);
-  for (; j < n; j += kWidth) score_some(j, n < j + kWidth ? n : j + kWidth);
-  for (int v = 0; v < D / kWidth; ++v) store(output + v * kWidth, out[v]);
 }
 
 // Turns n scores into weights e^(score - max), adds their sum to `sum`, and scales sum and output where max grows.

@@ -183,24 +183,59 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
   attend_block<D>(block, row, rows, p, s);
 }
 
-// Keys `begin` to `end - 1` that are values too, for one row that reads them in place.
+// Whether the values of the last keys are added before the next are scored, in `attend_one`, or after: as it is faster.
+template <class T>
+constexpr bool kAddsFirst = sizeof(T) > 1;
+
+// Keys `begin` to `end - 1` that are values too, for one row that reads them in place. The output stays in registers; the
+// values of the last kWidth keys are added beside the scoring of the next, so that memory is read all the time.
 template <class T, int D>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
-  float *output = s.output + row * D, *score = s.score, *weight = s.rope_score;
-  const T* before = head.key;
-  int num_before = 0;
-  for (int64_t j = begin; j < end; j += num_before) {
+  constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
+  const float* query = s.query + row * D;
+  float* stored_output = s.output + row * D;
+  Floats output[kVectors], total = {};
+  for (int v = 0; v < kVectors; ++v) output[v] = load(stored_output + v * kWidth);
+  total[0] = s.sum[row];
+  float max = s.max[row];
+  const T* before = head.key + begin * head.key_stride;
+  alignas(64) float weight[kWidth] = {};
+  auto add = [&]() __attribute__((always_inline)) {
+    for (int i = 0; i < kWidth; ++i)
+      for (int v = 0; v < kVectors; v += P) {
+        Floats x[P];
+        Format<T>::unpack(before + i * head.key_stride + v * kWidth / kPer, x);
+        for (int part = 0; part < P; ++part) output[v + part] += weight[i] * x[part];
+      }
+  };
+  int64_t j = begin;
+  for (; j + kWidth <= end; j += kWidth) {
     const T* keys = head.key + j * head.key_stride;
-    const int n = int(std::min<int64_t>(p.block, end - j));
-    add_and_score<D>(s.query + row * D, keys, n, score, before, num_before, weight, head.key_stride, output);
-    const float* scale = head.key_scale ? head.key_scale + j : nullptr;
-    multiply(score, scale, n);
-    softmax_row(score, n, s.max[row], s.sum[row], output, D);
-    multiply(score, scale, n);
-    std::swap(score, weight);
-    before = keys, num_before = n;
+    if (kAddsFirst<T>) add();
+    Floats score = sum_each([&](int i) __attribute__((always_inline)) {
+      fetch_ahead(keys + i * head.key_stride, D * int(sizeof(T)) / kPer);
+      return products<D>(query, keys + i * head.key_stride, D);
+    });
+    if (!kAddsFirst<T>) add();
+    const Floats scale = head.key_scale ? load(head.key_scale + j) : splat(1);
+    score *= scale;
+    const float top = largest(score);
+    if (top > max) {
+      const float factor = std::exp(max - top);
+      for (Floats& x : output) x *= factor;
+      total *= factor;
+      max = top;
+    }
+    score = exp_of_negative(score - max);
+    total += score;
+    store(weight, score * scale);
+    before = keys;
   }
-  add_rows<1, D>(weight, 0, before, head.key_stride, num_before, output, D);
+  add();
+  for (int v = 0; v < kVectors; ++v) store(stored_output + v * kWidth, output[v]);
+  s.sum[row] = sum(total);
+  s.max[row] = max;
+  if (j < end) attend_keys<T, D>(head, j, int(end - j), row, 1, p, s);
 }
 
 // How many of n positions follow each other without a gap.
@@ -217,8 +252,8 @@ inline int neighbours(const int32_t* position, int n) {
 template <class T, int D>
 void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t end,
                   const Plan& p, Scratch& s) {
-  if constexpr (D != 0 && !std::is_same_v<T, Int4> && D / kWidth + kWidth <= kRegisters - 8)
-    if (rows == 1 && head.tied && p.packed && !head.rope) return attend_one<T, D>(head, row, begin, end, p, s);
+  if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
+    if (rows == 1 && head.tied && p.packed && !head.rope && end - begin >= kWidth) return attend_one<T, D>(head, row, begin, end, p, s);
   for (int64_t j = begin; j < end;) {
     int n = int(std::min<int64_t>(p.block, end - j));
     if (head.position) {

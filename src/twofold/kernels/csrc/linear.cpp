@@ -20,23 +20,25 @@ constexpr int64_t kBytesPerThread = 1 << 17;  // of weights, below which a secon
 template <class T>
 TWOFOLD_INLINE void multiply_rows(const float* input, const T* weight, int64_t width, int n, float* output) {
   constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
-  Floats sums[kWidth] = {};
-  for (int r = 0; r < n; ++r, weight += width) {
+  const Floats sums = sum_each([&](int r) __attribute__((always_inline)) {
+    if (r >= n) return Floats{};
+    const T* row = weight + r * width;
     Floats a[2][P] = {};
     auto add = [&](int64_t d, Floats* to) {
       Floats w[P];
-      fetch_ahead<T, kAhead>(weight + d, 64);
-      Format<T>::unpack(weight + d, w);
+      fetch_ahead<T, kAhead>(row + d, 64);
+      Format<T>::unpack(row + d, w);
       for (int p = 0; p < P; ++p) to[p] += load(input + d + p * kWidth) * w[p];
     };
     int64_t d = 0;
     if (P == 1)
       for (; d + 2 * kGroup <= width; d += 2 * kGroup) add(d, a[0]), add(d + kGroup, a[1]);
     for (; d < width; d += kGroup) add(d, a[0]);
-    for (int p = 0; p < P; ++p) sums[r] += a[0][p] + a[1][p];
-  }
-  const Floats all = sum_each(sums);
-  std::memcpy(output, &all, 4 * n);
+    Floats sum = {};
+    for (int p = 0; p < P; ++p) sum += a[0][p] + a[1][p];
+    return sum;
+  });
+  std::memcpy(output, &sums, 4 * n);
 }
 
 // Outputs `begin` to `end - 1` for every row of the input, a few weight rows at a time.

@@ -65,7 +65,7 @@ class Rotation {
       low_sin[d] = query[half + d] * low, high_sin[d] = -query[d] * high;
     }
     const float *cos = cos_.data(), *sin = sin_.data();
-    auto products = [&](const float* key, const float* c, const float* s) {
+    auto products = [&](const float* key, const float* c, const float* s) __attribute__((always_inline)) {
       Floats a = {};
       if (fetch) fetch_ahead(key, 8 * half);
       for (int d = 0; d < half; d += kWidth) {
@@ -77,10 +77,9 @@ class Rotation {
     };
     int i = 0;
     for (; i + kWidth <= n; i += kWidth) {
-      Floats a[kWidth];
-      for (int k = 0; k < kWidth; ++k)
-        a[k] = products(keys + (i + k) * stride, cos + (i + k) * half, sin + (i + k) * half);
-      store(score + i, sum_each(a));
+      store(score + i, sum_each([&](int k) __attribute__((always_inline)) {
+        return products(keys + (i + k) * stride, cos + (i + k) * half, sin + (i + k) * half);
+      }));
     }
     for (; i < n; ++i) score[i] = sum(products(keys + i * stride, cos + i * half, sin + i * half));
   }

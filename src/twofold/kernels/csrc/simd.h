@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 // Small functions whose arguments live in registers; a call would put them into memory.
@@ -60,28 +61,33 @@ class AlignedFloats {
   float* data_;
 };
 
-template <int... I>
-struct Indices {};
-template <int N, int... I>
-struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <int... I>
-struct MakeIndices<0, I...> {
-  using type = Indices<I...>;
-};
-
-template <int... I>
-TWOFOLD_INLINE Floats add_pairs(Floats a, Floats b, Indices<I...>) {
-  return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+// Where lane `lane` of the sums of neighbours comes from: first those of one vector, then those of another. Within 16
+// bytes, or of whole groups of 16 bytes: such shuffles are the cheap ones.
+constexpr int neighbour(int lane, bool within, int odd) {
+  const int unit = within ? 1 : 4, half = (within ? 4 : kWidth) / unit / 2, span = 2 * half * unit;
+  const int place = lane % span / unit;
+  return lane / span * span + (place % half * 2 + odd) * unit + lane % unit + place / half * kWidth;
 }
 
-// Sums of neighbours: first those of a, then those of b.
-TWOFOLD_INLINE Floats add_pairs(Floats a, Floats b) { return add_pairs(a, b, typename MakeIndices<kWidth>::type{}); }
+template <bool kWithin, int... I>
+TWOFOLD_INLINE Floats add_neighbours(Floats a, Floats b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, neighbour(I, kWithin, 0)...) +
+         __builtin_shufflevector(a, b, neighbour(I, kWithin, 1)...);
+}
 
-// Lane i of the result is the sum of all lanes of v[i].
-TWOFOLD_INLINE Floats sum_each(Floats* v) {
-  for (int n = kWidth; n > 1; n /= 2)
-    for (int i = 0; i < n / 2; ++i) v[i] = add_pairs(v[2 * i], v[2 * i + 1]);
-  return v[0];
+using Lanes = std::make_integer_sequence<int, kWidth>;
+
+// Lane i of the result is the sum of all lanes of make(i). Two are added as soon as both were made, so that few registers
+// are in use.
+template <int kMany = kWidth, class Make>
+TWOFOLD_INLINE Floats sum_each(const Make& make, int first = 0) {
+  if constexpr (kMany == 1) {
+    return make(first);
+  } else {
+    const Floats a = sum_each<kMany / 2>(make, first);
+    const Floats b = sum_each<kMany / 2>(make, first + kMany / 2);
+    return add_neighbours<kMany <= 4>(a, b, Lanes{});
+  }
 }
 
 TWOFOLD_INLINE float sum(Floats v) {
@@ -92,11 +98,16 @@ TWOFOLD_INLINE float sum(Floats v) {
 
 TWOFOLD_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-TWOFOLD_INLINE float largest(Floats v) {
-  float result = v[0];
-  for (int i = 1; i < kWidth; ++i) result = v[i] > result ? v[i] : result;
-  return result;
+template <int kStep = kWidth / 2, int... I>
+TWOFOLD_INLINE float largest(Floats v, std::integer_sequence<int, I...> lanes) {
+  const Floats pairs = larger(v, __builtin_shufflevector(v, v, (I ^ kStep)...));
+  if constexpr (kStep == 1)
+    return pairs[0];
+  else
+    return largest<kStep / 2>(pairs, lanes);
 }
+
+TWOFOLD_INLINE float largest(Floats v) { return largest(v, Lanes{}); }
 
 // e^x for x <= 0, to about 2e-7; below -87 it is e^-87, and NaN stays NaN.
 TWOFOLD_INLINE Floats exp_of_negative(Floats x) {
