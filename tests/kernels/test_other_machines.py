@@ -35,7 +35,7 @@ def test_avx2(tmp_path):
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or " avx2 " not in cpu.read_text():
         pytest.skip("this machine has no AVX2")
-    check(tmp_path, "c++", "avx2", ("-mavx2", "-mfma"))
+    check(tmp_path, "c++", "avx2", ("-mavx2", "-mfma", "-mf16c"))
 
 
 @pytest.mark.aarch64

@@ -34,13 +34,10 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
   int j = 0;
   for (; j + K <= n; j += K) {
     for (int c = 0; Q > 1 && fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, bytes);
-    Floats sums;
+    Floats a[kWidth] = {};
     if constexpr (Q == 1) {
-      sums = sum_each([&](int c) __attribute__((always_inline)) {
-        return products<D>(query, keys + (j + c) * stride, w);
-      });
+      for (int c = 0; c < K; ++c) a[c] = products<D>(query, keys + (j + c) * stride, w);
     } else {
-      Floats a[kWidth] = {};
       for (int d = 0; d < w; d += P * kWidth) {
         Floats k[K][P];
         for (int c = 0; c < K; ++c) Format<T>::unpack(keys + (j + c) * stride + d / Format<T>::kPerElement, k[c]);
@@ -50,8 +47,8 @@ TWOFOLD_INLINE void score_rows(const float* query, int query_stride, const T* ke
             for (int c = 0; c < K; ++c) a[r * K + c] += q * k[c][p];
           }
       }
-      sums = sum_each([&](int i) __attribute__((always_inline)) { return a[i]; });
     }
+    const Floats sums = sum_each([&](int i) __attribute__((always_inline)) { return a[i]; });
     for (int r = 0; r < Q; ++r)
       std::memcpy(score + r * score_stride + j, reinterpret_cast<const float*>(&sums) + r * K, 4 * K);
   }

@@ -33,11 +33,14 @@ struct Plan {
 template <class T>
 Plan make_plan(const twofold_decode& a) {
   const int width = int(a.D), rope_width = int(a.rope_width);
-  const bool packed = !a.position && fits<T>(width) && fits<T>(rope_width);
+  // Pairs of channels that are rotated stay half a width apart; floats beside codes are in the order of storage.
+  const bool pairs = !a.position || (!a.recent && Format<T>::kPerElement == 1 && fits<T>(width / 2));
+  const bool packed = pairs && fits<T>(width) && fits<T>(rope_width);
   // A block, what is made of it and what is fetched ahead fit in the first-level cache.
   const bool copied = a.position || (!std::is_same_v<T, float> && !(packed && a.R * a.T == 1));
-  const bool alternates = std::is_same_v<T, float> && a.R * a.T <= 4;  // keys are rotated while the next are fetched
-  const int bytes = a.position ? (alternates ? 4096 : 12288) : copied ? 16384 : a.value ? 32768 : 12288;
+  const int rows = int(a.R * a.T);
+  const int rotated_bytes = rows == 1 ? 8192 : std::is_same_v<T, float> && rows <= 4 ? 4096 : 12288;
+  const int bytes = a.position ? rotated_bytes : !copied && a.value && rows > 1 ? 32768 : 12288;
   const int row_bytes = copied ? 4 * width : width * int(sizeof(T)) / Format<T>::kPerElement;
   Plan plan(a, std::clamp(bytes / row_bytes, 16, 512) / kWidth * kWidth, packed);
   for (int i = 0; i < plan.query_width; ++i)
@@ -62,7 +65,7 @@ struct Scratch {
     memory.emplace(total);
     float* at = memory->data();
     for (size_t i = 0; i < std::size(size); at += (size[i] + 15) / 16 * 16, ++i) *part[i] = at;
-    if (p.a.position) rotation.emplace(p.a.frequency, p.width, p.block);
+    if (p.a.position) rotation.emplace(p.a.frequency, p.a.key_weight, p.order.data(), p.width, p.block);
   }
 };
 
@@ -172,12 +175,7 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
     s.rotation->begin_at(head.position[j]);
     for (int r = row; r < row + rows; ++r)
       s.rotation->rotate_back(s.query + r * p.query_width, s.turned_query + r * w);
-    if (rows == 1 && w / 2 % kWidth == 0) {
-      s.rotation->score<D>(s.turned_query + row * w, block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys,
-                           s.score + row * p.block, kFloat);
-      return weigh<1, D>(block, row, p, s);
-    }
-    s.rotation->rotate<D>(block.keys, block.key_stride, n, p.a.key_weight, s.turned_keys, kFloat);
+    s.rotation->rotate<D>(block.keys, block.key_stride, n, s.turned_keys);
     block.keys = s.turned_keys, block.key_stride = w, block.in_place = false;
   }
   attend_block<D>(block, row, rows, p, s);
@@ -188,8 +186,9 @@ template <class T>
 constexpr bool kAddsFirst = sizeof(T) > 1;
 
 // Keys `begin` to `end - 1` that are values too, for one row that reads them in place. The output stays in registers; the
-// values of the last kWidth keys are added beside the scoring of the next, so that memory is read all the time.
-template <class T, int D>
+// values of the last kWidth keys are added beside the scoring of the next, so that memory is read all the time. Keys that
+// are rotated lie at neighbouring positions.
+template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
   const float* query = s.query + row * D;
@@ -209,12 +208,22 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
       }
   };
   int64_t j = begin;
-  for (; j + kWidth <= end; j += kWidth) {
+  int turned = p.block;  // keys since the query was rotated back
+  for (; j + kWidth <= end; j += kWidth, turned += kWidth) {
     const T* keys = head.key + j * head.key_stride;
+    if (kRotated && turned == p.block) {
+      s.rotation->begin_at(head.position[j]);
+      s.rotation->rotate_back(query, s.turned_query);
+      s.rotation->aim(s.turned_query);
+      turned = 0;
+    }
+    const float* angles = kRotated ? s.rotation->angles(turned) : nullptr;
     if (kAddsFirst<T>) add();
     Floats score = sum_each([&](int i) __attribute__((always_inline)) {
-      fetch_ahead(keys + i * head.key_stride, D * int(sizeof(T)) / kPer);
-      return products<D>(query, keys + i * head.key_stride, D);
+      const T* key = keys + i * head.key_stride;
+      if constexpr (kRotated) return s.rotation->products<D>(key, angles + i * D);
+      fetch_ahead(key, D * int(sizeof(T)) / kPer);
+      return products<D>(query, key, D);
     });
     if (!kAddsFirst<T>) add();
     const Floats scale = head.key_scale ? load(head.key_scale + j) : splat(1);
@@ -239,28 +248,33 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
 }
 
 // How many of n positions follow each other without a gap.
-inline int neighbours(const int32_t* position, int n) {
+inline int64_t neighbours(const int32_t* position, int64_t n) {
   int gaps = 0;
-  for (int i = 0; i < n; ++i) gaps |= position[i] - position[0] - i;
+  for (int64_t i = 0; i < n; ++i) gaps |= position[i] - position[0] - int32_t(i);
   if (!gaps) return n;
-  int run = 1;
+  int64_t run = 1;
   while (position[run] == position[0] + run) ++run;
   return run;
 }
 
-// Keys `begin` to `end - 1`, for rows that all see them, in blocks; keys that are rotated lie at neighbouring positions.
+// Keys `begin` to `end - 1`, for rows that all see them: those at neighbouring positions together, where they are rotated.
 template <class T, int D>
-void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t end,
-                  const Plan& p, Scratch& s) {
-  if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
-    if (rows == 1 && head.tied && p.packed && !head.rope && end - begin >= kWidth) return attend_one<T, D>(head, row, begin, end, p, s);
-  for (int64_t j = begin; j < end;) {
-    int n = int(std::min<int64_t>(p.block, end - j));
-    if (head.position) {
-      n = neighbours(head.position + j, n);
-    }
-    attend_keys<T, D>(head, j, n, row, rows, p, s);
-    j += n;
+void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
+  for (int64_t run; begin < end; begin += run) {
+    run = head.position ? neighbours(head.position + begin, end - begin) : end - begin;
+    if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
+      if (rows == 1 && head.tied && p.packed && !head.rope && run >= kWidth) {
+        if (!head.position) {
+          attend_one<T, D, false>(head, row, begin, begin + run, p, s);
+          continue;
+        }
+        if constexpr (fits<T>(D / 2) && Format<T>::kPerElement == 1) {
+          attend_one<T, D, true>(head, row, begin, begin + run, p, s);
+          continue;
+        }
+      }
+    for (int64_t j = begin; j < begin + run; j += p.block)
+      attend_keys<T, D>(head, j, int(std::min<int64_t>(p.block, begin + run - j)), row, rows, p, s);
   }
 }
 

@@ -40,7 +40,7 @@ Choice choose() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     return CHOICE(avx512, "avx512");
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CHOICE(avx2, "avx2");
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return CHOICE(avx2, "avx2");
 #endif
 #if defined(__aarch64__)
   return CHOICE(baseline, "neon");

@@ -2,8 +2,13 @@
 //
 // A narrow format is read as whole 32-bit lanes, each of which holds several channels; part p of all lanes becomes one
 // vector by a shift. Channels then come in another order than they are stored in. That order is given to the query
-// before the pass and taken from the output after it, so that the pass itself moves nothing.
+// before the pass and taken from the output after it, so that the pass itself moves nothing. Where the processor has an
+// instruction that converts neighbouring channels, that is used.
 #pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "simd.h"
 
@@ -52,12 +57,24 @@ struct Format<BFloat16> {
 
 template <>
 struct Format<Float16> {
+#if defined(__AVX512F__)
+  static constexpr int kParts = 1, kPerElement = 1;
+  static TWOFOLD_INLINE void unpack(const Float16* p, Floats* x) {
+    x[0] = Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+#elif defined(__F16C__)
+  static constexpr int kParts = 1, kPerElement = 1;
+  static TWOFOLD_INLINE void unpack(const Float16* p, Floats* x) {
+    x[0] = Floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+#else
   static constexpr int kParts = 2, kPerElement = 1;
   static TWOFOLD_INLINE void unpack(const Float16* p, Floats* x) {
     const Ints v = load_lanes(p);
     x[0] = widen(v << 16);
     x[1] = widen(v & int32_t(0xffff0000));
   }
+#endif
   static void copy(const Float16* row, int width, float* __restrict out) {
     for (int d = 0; d < width; ++d) {
       const uint32_t magnitude = uint32_t(row[d].bits & 0x7fff) << 13;
@@ -81,11 +98,23 @@ struct Format<Float16> {
 
 template <>
 struct Format<int8_t> {
+#if defined(__AVX512F__)
+  static constexpr int kParts = 1, kPerElement = 1;
+  static TWOFOLD_INLINE void unpack(const int8_t* p, Floats* x) {
+    x[0] = Floats(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+  }
+#elif defined(__AVX2__)
+  static constexpr int kParts = 1, kPerElement = 1;
+  static TWOFOLD_INLINE void unpack(const int8_t* p, Floats* x) {
+    x[0] = Floats(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))));
+  }
+#else
   static constexpr int kParts = 4, kPerElement = 1;
   static TWOFOLD_INLINE void unpack(const int8_t* p, Floats* x) {
     const Ints v = load_lanes(p);
     for (int part = 0; part < 4; ++part) x[part] = __builtin_convertvector((v << (24 - 8 * part)) >> 24, Floats);
   }
+#endif
   static void copy(const int8_t* row, int width, float* __restrict out) {
     for (int d = 0; d < width; ++d) out[d] = row[d];
   }
@@ -109,11 +138,12 @@ struct Format<Int4> {
   }
 };
 
-// Asks for memory a little ahead of a row of some bytes, for which the processor would begin to wait at every page. Not
-// a multiple of 4,096 ahead, or it would drive out what is being read: both would fall into one set of the cache.
-template <class T, int kAhead = sizeof(T) == 4 ? 5376 : 9472>
-TWOFOLD_INLINE void fetch_ahead(const T* row, int bytes) {
-  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(row) + kAhead + b);
+// Asks for memory a little ahead of some bytes, for which the processor would begin to wait at every page. Not a multiple
+// of 4,096 ahead, or it would drive out what is being read: both would fall into one set of the cache.
+constexpr int kAhead = 6656;  // bytes
+
+TWOFOLD_INLINE void fetch_ahead(const void* p, int bytes) {
+  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(p) + kAhead + b);
 }
 
 // Whether rows of a width can be read as whole vectors of lanes.

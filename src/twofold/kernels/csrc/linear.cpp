@@ -13,26 +13,26 @@
 namespace twofold::TWOFOLD_ISA {
 namespace {
 
-constexpr int kAhead = 6656;                  // bytes
 constexpr int64_t kBytesPerThread = 1 << 17;  // of weights, below which a second thread costs more than it brings
 
 // Products of one input with n rows, n <= kWidth.
 template <class T>
 TWOFOLD_INLINE void multiply_rows(const float* input, const T* weight, int64_t width, int n, float* output) {
-  constexpr int P = Format<T>::kParts, kGroup = P * kWidth;
+  constexpr int P = Format<T>::kParts, kGroup = P * kWidth, kLines = 128 / sizeof(T);  // elements of two cache lines
   const Floats sums = sum_each([&](int r) __attribute__((always_inline)) {
     if (r >= n) return Floats{};
     const T* row = weight + r * width;
     Floats a[2][P] = {};
     auto add = [&](int64_t d, Floats* to) {
       Floats w[P];
-      fetch_ahead<T, kAhead>(row + d, 64);
       Format<T>::unpack(row + d, w);
       for (int p = 0; p < P; ++p) to[p] += load(input + d + p * kWidth) * w[p];
     };
     int64_t d = 0;
-    if (P == 1)
-      for (; d + 2 * kGroup <= width; d += 2 * kGroup) add(d, a[0]), add(d + kGroup, a[1]);
+    for (; d + kLines <= width; d += kLines) {
+      fetch_ahead(row + d, 128);
+      for (int group = 0; group < kLines / kGroup; ++group) add(d + group * kGroup, a[group % 2]);
+    }
     for (; d < width; d += kGroup) add(d, a[0]);
     Floats sum = {};
     for (int p = 0; p < P; ++p) sum += a[0][p] + a[1][p];

@@ -14,15 +14,18 @@ namespace twofold::TWOFOLD_ISA {
 
 class Rotation {
  public:
-  // Tables for blocks of up to `rows` neighbouring positions; frequency holds width / 2 angles.
-  Rotation(const double* frequency, int width, int rows)
-      : frequency_(frequency), half_(width / 2), cos_(rows * half_), sin_(rows * half_), begin_(2 * half_),
-        base_(2 * half_), step_(2 * half_) {
+  // Tables for blocks of up to `rows` neighbouring positions. frequency holds the angles of width / 2 pairs of channels,
+  // weight what channels are multiplied by, or null; place i of a key holds channel order[i].
+  Rotation(const double* frequency, const float* weight, const int* order, int width, int rows)
+      : half_(width / 2), frequency_(half_), weight_(weight ? width : 0), table_(rows * width),
+        begin_(2 * half_), factors_(2 * width), base_(2 * half_), step_(2 * half_) {
+    for (int d = 0; d < half_; ++d) frequency_[d] = frequency[order[d]];
+    for (int d = 0; weight && d < width; ++d) weight_[d] = weight[order[d]];
     std::vector<double> c(half_, 1.0), s(half_, 0.0);
-    for (int d = 0; d < half_; ++d) step_[d] = std::cos(frequency[d]), step_[half_ + d] = std::sin(frequency[d]);
+    for (int d = 0; d < half_; ++d) step_[d] = std::cos(frequency_[d]), step_[half_ + d] = std::sin(frequency_[d]);
     for (int i = 0; i < rows; ++i) {
-      std::copy(c.begin(), c.end(), cos_.data() + i * half_);
-      std::copy(s.begin(), s.end(), sin_.data() + i * half_);
+      std::copy(c.begin(), c.end(), table_.data() + i * width);
+      std::copy(s.begin(), s.end(), table_.data() + i * width + half_);
       turn(c.data(), s.data(), step_.data());
     }
     std::copy(c.begin(), c.end(), step_.begin());  // from now on a whole block
@@ -52,46 +55,46 @@ class Rotation {
     }
   }
 
-  // Scores of one query that was rotated back, without writing the rotated keys. `factors` has room for 2 D floats;
-  // `fetch` as in `score_rows`.
-  template <int D>
-  void score(const float* query, const float* keys, int64_t stride, int n, const float* weight, float* factors,
-             float* score, bool fetch) const {
-    const int half = D ? D / 2 : half_;
-    float *low_cos = factors, *high_cos = factors + half, *low_sin = factors + 2 * half, *high_sin = factors + 3 * half;
-    for (int d = 0; d < half; ++d) {
-      const float low = weight ? weight[d] : 1, high = weight ? weight[half + d] : 1;
-      low_cos[d] = query[d] * low, high_cos[d] = query[half + d] * high;
-      low_sin[d] = query[half + d] * low, high_sin[d] = -query[d] * high;
+  // Makes `products` those with a query that was rotated back.
+  void aim(const float* query) {
+    float *low_cos = factors_.data(), *high_cos = low_cos + half_, *low_sin = high_cos + half_, *high_sin = low_sin + half_;
+    for (int d = 0; d < half_; ++d) {
+      const float low = weight() ? weight()[d] : 1, high = weight() ? weight()[half_ + d] : 1;
+      low_cos[d] = query[d] * low, high_cos[d] = query[half_ + d] * high;
+      low_sin[d] = query[half_ + d] * low, high_sin[d] = -query[d] * high;
     }
-    const float *cos = cos_.data(), *sin = sin_.data();
-    auto products = [&](const float* key, const float* c, const float* s) __attribute__((always_inline)) {
-      Floats a = {};
-      if (fetch) fetch_ahead(key, 8 * half);
-      for (int d = 0; d < half; d += kWidth) {
-        const Floats low = load(key + d), high = load(key + half + d);
-        a += (low * load(low_cos + d) + high * load(high_cos + d)) * load(c + d);
-        a += (low * load(low_sin + d) + high * load(high_sin + d)) * load(s + d);
+  }
+
+  // Cosines and sines for key i of the block.
+  const float* angles(int i) const { return table_.data() + i * 2 * half_; }
+
+  // Products of the query with a key, still to be summed; the rotated key is not written.
+  template <int D, class T>
+  TWOFOLD_INLINE Floats products(const T* key, const float* angles) const {
+    constexpr int P = Format<T>::kParts, half = D / 2;
+    const float *low_cos = factors_.data(), *high_cos = low_cos + half, *low_sin = high_cos + half, *high_sin = low_sin + half;
+    const float *cos = angles, *sin = angles + half;
+    Floats a = {};
+    for (int d = 0; d < half; d += P * kWidth) {
+      Floats low[P], high[P];
+      Format<T>::unpack(key + d, low);
+      Format<T>::unpack(key + half + d, high);
+      for (int p = 0; p < P; ++p) {
+        const int at = d + p * kWidth;
+        a += (low[p] * load(low_cos + at) + high[p] * load(high_cos + at)) * load(cos + at);
+        a += (low[p] * load(low_sin + at) + high[p] * load(high_sin + at)) * load(sin + at);
       }
-      return a;
-    };
-    int i = 0;
-    for (; i + kWidth <= n; i += kWidth) {
-      store(score + i, sum_each([&](int k) __attribute__((always_inline)) {
-        return products(keys + (i + k) * stride, cos + (i + k) * half, sin + (i + k) * half);
-      }));
     }
-    for (; i < n; ++i) score[i] = sum(products(keys + i * stride, cos + i * half, sin + i * half));
+    return a;
   }
 
   // Key i of n neighbours, times the weights where there are any, rotated by i. D is the width, or 0 for any.
   template <int D>
-  void rotate(const float* keys, int64_t stride, int n, const float* weight, float* __restrict out,
-              bool fetch) const {
+  void rotate(const float* keys, int64_t stride, int n, float* __restrict out) const {
     const int half = D ? D / 2 : half_;
+    const float* weight = this->weight();
     for (int i = 0; i < n; ++i, keys += stride, out += 2 * half) {
-      if (fetch) fetch_ahead(keys, 8 * half);
-      const float *c = cos_.data() + i * half, *s = sin_.data() + i * half;
+      const float *c = angles(i), *s = c + half;
       int d = 0;
       for (; d + kWidth <= half; d += kWidth) {
         Floats low = load(keys + d), high = load(keys + half + d);
@@ -108,6 +111,8 @@ class Rotation {
   }
 
  private:
+  const float* weight() const { return weight_.empty() ? nullptr : weight_.data(); }
+
   // (c, s) turned on by the angles whose cosines and sines lie in `by`.
   void turn(double* c, double* s, const double* by) const {
     for (int d = 0; d < half_; ++d) {
@@ -125,11 +130,13 @@ class Rotation {
     at_ = position;
   }
 
-  const double* frequency_;
   int half_, rows_;
   int64_t at_;
-  AlignedFloats cos_, sin_;
-  AlignedFloats begin_;  // cosines and sines of the position at which the block begins
+  std::vector<double> frequency_;
+  std::vector<float> weight_;
+  AlignedFloats table_;    // cosines and sines of each place in a block
+  AlignedFloats begin_;    // cosines and sines of the position at which the block begins
+  AlignedFloats factors_;  // of the query: those of low and high channels beside cosines, and beside sines
   std::vector<double> base_, step_;  // the same in double, and those of a whole block
 };
 

@@ -1,4 +1,4 @@
-// Vectors of the widest kind that the target has, in GCC's and Clang's portable notation. No intrinsics.
+// Vectors of the widest kind that the target has, in GCC's and Clang's portable notation.
 #pragma once
 
 #include <cstdint>
