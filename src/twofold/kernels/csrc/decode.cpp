@@ -8,6 +8,10 @@
 #include <type_traits>
 #include <vector>
 
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
 #include "block.h"
 #include "decode.h"
 #include "formats.h"
@@ -17,17 +21,28 @@
 namespace twofold::TWOFOLD_ISA {
 namespace {
 
+// Bytes of a core's first-level data cache, or 0 where the system does not tell.
+long first_level_cache() {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  return bytes;
+#else
+  return 0;
+#endif
+}
+
 // What holds for the whole call. A row is one query of one query head; rows are stored query by query, so that those of
 // one query lie together.
 struct Plan {
   const twofold_decode& a;
   int rows, width, query_width, block;
   bool packed;             // channels come in the order of unpacking
+  bool fetch_rotated;      // the first-level cache has room for angles beside keys that are fetched ahead
   std::vector<int> order;  // the channel of the query, and of the output, that each place holds
 
   Plan(const twofold_decode& a, int block, bool packed)
       : a(a), rows(int(a.R * a.T)), width(int(a.D)), query_width(int(a.D + a.rope_width)), block(block), packed(packed),
-        order(query_width) {}
+        fetch_rotated(first_level_cache() > 32768), order(query_width) {}
 };
 
 template <class T>
@@ -208,6 +223,7 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
       }
   };
   int64_t j = begin;
+  const bool fetch = p.fetch_rotated;
   int turned = p.block;  // keys since the query was rotated back
   for (; j + kWidth <= end; j += kWidth, turned += kWidth) {
     const T* keys = head.key + j * head.key_stride;
@@ -221,8 +237,8 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
     if (kAddsFirst<T>) add();
     Floats score = sum_each([&](int i) __attribute__((always_inline)) {
       const T* key = keys + i * head.key_stride;
+      if (!kRotated || fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
       if constexpr (kRotated) return s.rotation->products<D>(key, angles + i * D);
-      fetch_ahead(key, D * int(sizeof(T)) / kPer);
       return products<D>(query, key, D);
     });
     if (!kAddsFirst<T>) add();
