@@ -28,7 +28,7 @@ NUM_HEADS, WIDTH, SCALE = 16, 64, 0.125
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3, "int8": 1e-4, "int4": 1e-4}
 ROWS = [(dtype, groups) for dtype in TOLERANCE for groups in (16, 4, 1)]
 LARGE = 64 * 2**20  # elements, more than any cache holds
-NUM_LAYERS = 4  # caches visited by turns, so that none of them stays in a processor's cache
+NUM_CACHES = 4  # visited by turns where one is small, so that none of them stays in a processor's cache
 
 Run = Callable[[torch.Tensor, KeyValue], torch.Tensor]
 
@@ -65,7 +65,7 @@ def exact(query: torch.Tensor, stored: KeyValue) -> torch.Tensor:
 def contenders(
     dtype: str, groups: int, batch: int, context: int
 ) -> tuple[torch.Tensor, dict[str, tuple[Run, list[KeyValue]]]]:
-    layers = [make_layer(dtype, groups, batch, context, seed) for seed in range(NUM_LAYERS)]
+    layers = [make_layer(dtype, groups, batch, context, seed) for seed in range(max(1, NUM_CACHES // batch))]
     one, two = ([layer[i] for layer in layers] for i in range(2))
     frequencies = rotary_frequencies(WIDTH, 10_000.0, dtype=torch.float64)
     rotation = Rotation(torch.arange(context, dtype=torch.int32).expand(batch, -1), frequencies)
@@ -96,7 +96,7 @@ def measure(dtype: str, groups: int, batch: int, context: int, rounds: int) -> d
         for name, (run, layers) in runs.items():
             taken = seconds(lambda run=run, layers=layers: [run(query, stored) for stored in layers], clock)
             if number > 0:
-                times[name].append(taken / NUM_LAYERS)
+                times[name].append(taken / len(layers))
         if number > 0:
             times["read"].append(seconds(large.sum, clock))
     one = runs["one"][1][0]

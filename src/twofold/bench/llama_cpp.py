@@ -80,6 +80,9 @@ class LlamaCpp:
         lib.llama_backend_init()
         parameters = lib.llama_model_default_params()
         parameters.load_mode = lib.LLAMA_LOAD_MODE_NONE  # read, not mapped: the file goes at once
+        # Its tile instructions end the process when GCC 12 built it (ggml-org/llama.cpp#26954).
+        has_tiles = hasattr(torch.cpu, "get_capabilities") and torch.cpu.get_capabilities().get("amx_tile")
+        parameters.use_extra_bufts = not has_tiles
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_gpt2(self._reference, path, self.kind)
