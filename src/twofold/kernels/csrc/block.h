@@ -14,14 +14,14 @@ constexpr float kNothing = -std::numeric_limits<float>::max();
 // Products of a query with a key, still to be summed. D is the width, or 0 to take `width`.
 template <int D, class T>
 TWOFOLD_INLINE Floats products(const float* query, const T* key, int width) {
-  constexpr int P = Format<T>::kParts;
-  Floats a = {};
+  constexpr int P = Format<T>::kParts, kSums = sizeof(T) < 4 ? 2 : 1;  // floats leave no register for a second one
+  Floats a[kSums] = {};
   for (int d = 0; d < (D ? D : width); d += P * kWidth) {
     Floats k[P];
     Format<T>::unpack(key + d / Format<T>::kPerElement, k);
-    for (int p = 0; p < P; ++p) a += load(query + d + p * kWidth) * k[p];
+    for (int p = 0; p < P; ++p) a[d / (P * kWidth) % kSums] += load(query + d + p * kWidth) * k[p];
   }
-  return a;
+  return a[0] + (kSums > 1 ? a[kSums - 1] : Floats{});
 }
 
 // Scores of Q queries and kWidth / Q keys at a time, in kWidth accumulators.

@@ -37,12 +37,12 @@ struct Plan {
   const twofold_decode& a;
   int rows, width, query_width, block;
   bool packed;             // channels come in the order of unpacking
-  bool fetch_rotated;      // the first-level cache has room for angles beside keys that are fetched ahead
+  bool fetch_rotated;      // keys that are fetched ahead leave room for angles in the first-level cache
   std::vector<int> order;  // the channel of the query, and of the output, that each place holds
 
   Plan(const twofold_decode& a, int block, bool packed)
       : a(a), rows(int(a.R * a.T)), width(int(a.D)), query_width(int(a.D + a.rope_width)), block(block), packed(packed),
-        fetch_rotated(first_level_cache() > 32768), order(query_width) {}
+        fetch_rotated(kAheadLevel > 1 || first_level_cache() > 32768), order(query_width) {}
 };
 
 template <class T>
@@ -202,7 +202,7 @@ constexpr bool kAddsFirst = sizeof(T) > 1;
 
 // Keys `begin` to `end - 1` that are values too, for one row that reads them in place. The output stays in registers; the
 // values of the last kWidth keys are added beside the scoring of the next, so that memory is read all the time. Keys that
-// are rotated lie at neighbouring positions.
+// are rotated lie at neighbouring positions and have no weights.
 template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
@@ -230,7 +230,6 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
     if (kRotated && turned == p.block) {
       s.rotation->begin_at(head.position[j]);
       s.rotation->rotate_back(query, s.turned_query);
-      s.rotation->aim(s.turned_query);
       turned = 0;
     }
     const float* angles = kRotated ? s.rotation->angles(turned) : nullptr;
@@ -238,7 +237,7 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
     Floats score = sum_each([&](int i) __attribute__((always_inline)) {
       const T* key = keys + i * head.key_stride;
       if (!kRotated || fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
-      if constexpr (kRotated) return s.rotation->products<D>(key, angles + i * D);
+      if constexpr (kRotated) return Rotation::products<D>(s.turned_query, key, angles + i * D);
       return products<D>(query, key, D);
     });
     if (!kAddsFirst<T>) add();
@@ -279,7 +278,7 @@ void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t
   for (int64_t run; begin < end; begin += run) {
     run = head.position ? neighbours(head.position + begin, end - begin) : end - begin;
     if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
-      if (rows == 1 && head.tied && p.packed && !head.rope && run >= kWidth) {
+      if (rows == 1 && head.tied && p.packed && !head.rope && run >= kWidth && !p.a.key_weight) {
         if (!head.position) {
           attend_one<T, D, false>(head, row, begin, begin + run, p, s);
           continue;

@@ -18,7 +18,7 @@ class Rotation {
   // weight what channels are multiplied by, or null; place i of a key holds channel order[i].
   Rotation(const double* frequency, const float* weight, const int* order, int width, int rows)
       : half_(width / 2), frequency_(half_), weight_(weight ? width : 0), table_(rows * width),
-        begin_(2 * half_), factors_(2 * width), base_(2 * half_), step_(2 * half_) {
+        begin_(2 * half_), base_(2 * half_), step_(2 * half_) {
     for (int d = 0; d < half_; ++d) frequency_[d] = frequency[order[d]];
     for (int d = 0; weight && d < width; ++d) weight_[d] = weight[order[d]];
     std::vector<double> c(half_, 1.0), s(half_, 0.0);
@@ -55,37 +55,28 @@ class Rotation {
     }
   }
 
-  // Makes `products` those with a query that was rotated back.
-  void aim(const float* query) {
-    float *low_cos = factors_.data(), *high_cos = low_cos + half_, *low_sin = high_cos + half_, *high_sin = low_sin + half_;
-    for (int d = 0; d < half_; ++d) {
-      const float low = weight() ? weight()[d] : 1, high = weight() ? weight()[half_ + d] : 1;
-      low_cos[d] = query[d] * low, high_cos[d] = query[half_ + d] * high;
-      low_sin[d] = query[half_ + d] * low, high_sin[d] = -query[d] * high;
-    }
-  }
-
   // Cosines and sines for key i of the block.
   const float* angles(int i) const { return table_.data() + i * 2 * half_; }
 
-  // Products of the query with a key, still to be summed; the rotated key is not written.
+  // Products of a query that was rotated back with a key, still to be summed; the rotated key is not written. For keys
+  // without weights.
   template <int D, class T>
-  TWOFOLD_INLINE Floats products(const T* key, const float* angles) const {
+  static TWOFOLD_INLINE Floats products(const float* query, const T* key, const float* angles) {
     constexpr int P = Format<T>::kParts, half = D / 2;
-    const float *low_cos = factors_.data(), *high_cos = low_cos + half, *low_sin = high_cos + half, *high_sin = low_sin + half;
-    const float *cos = angles, *sin = angles + half;
-    Floats a = {};
+    Floats a = {}, b = {};
     for (int d = 0; d < half; d += P * kWidth) {
       Floats low[P], high[P];
       Format<T>::unpack(key + d, low);
       Format<T>::unpack(key + half + d, high);
       for (int p = 0; p < P; ++p) {
         const int at = d + p * kWidth;
-        a += (low[p] * load(low_cos + at) + high[p] * load(high_cos + at)) * load(cos + at);
-        a += (low[p] * load(low_sin + at) + high[p] * load(high_sin + at)) * load(sin + at);
+        const Floats q = load(query + at), r = load(query + half + at);
+        const Floats cos = load(angles + at), sin = load(angles + half + at);
+        a += low[p] * (q * cos + r * sin);
+        b += high[p] * (r * cos - q * sin);
       }
     }
-    return a;
+    return a + b;
   }
 
   // Key i of n neighbours, times the weights where there are any, rotated by i. D is the width, or 0 for any.
@@ -136,7 +127,6 @@ class Rotation {
   std::vector<float> weight_;
   AlignedFloats table_;    // cosines and sines of each place in a block
   AlignedFloats begin_;    // cosines and sines of the position at which the block begins
-  AlignedFloats factors_;  // of the query: those of low and high channels beside cosines, and beside sines
   std::vector<double> base_, step_;  // the same in double, and those of a whole block
 };
 
