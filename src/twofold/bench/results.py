@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from twofold.bench.contender import Spread
 from twofold.bench.memory import (
     REST_LIMIT,
@@ -191,9 +193,10 @@ def write_result(path: Path, tables: Mapping[str, Sequence[Table]], record: Any)
 
 
 def hardware_slug() -> str:
-    """This machine's name for files: `amd-epyc-2-cores`."""
+    """This machine's name for files: `amd-epyc-avx512-2-cores`."""
     name = re.sub(r"\(.*?\)|@.*|\d+-core|processor|cpu", " ", cpu_name().casefold())
-    return "-".join([*re.findall(r"[a-z0-9.]+", name), str(num_cores()), "cores"])
+    vectors = torch.backends.cpu.get_cpu_capability()  # virtual machines call many processors by one name
+    return "-".join([*re.findall(r"[a-z0-9.]+", f"{name} {vectors}".casefold()), str(num_cores()), "cores"])
 
 
 _DECODE_COLUMNS = (
