@@ -179,7 +179,8 @@ def test_recent_floats_with_two_threads_and_one(kind, keys):
 
 
 def _attend_in_child(queue):
-    q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)  # small: torch's own threads do not survive a fork either
+    torch.set_num_threads(1)  # torch's own threads do not survive a fork either
+    q, k, v = make(1, 2, 2, 1, 400, 64, torch.float32, True)
     torch.set_num_threads(2)
     queue.put(native.attend(q, KeyValue(k, v), Mask.full(), 0.125).tolist())
 

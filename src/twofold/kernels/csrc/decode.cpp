@@ -73,7 +73,8 @@ struct Scratch {
 
   explicit Scratch(const Plan& p) {
     const size_t r = p.rows, b = p.block, w = p.width, rope_width = p.a.rope_width;
-    const size_t size[] = {r * p.query_width, r * w, r * w, r, r, r * b, r * b, b * w, b * w, b * w, b * rope_width};
+    const size_t turned = std::max<size_t>(r, kStreams<float>) * w;
+    const size_t size[] = {r * p.query_width, turned, r * w, r, r, r * b, r * b, b * w, b * w, b * w, b * rope_width};
     float** part[] = {&query, &turned_query, &output, &max, &sum, &score, &rope_score, &keys, &turned_keys, &values, &rope};
     size_t total = 0;
     for (size_t n : size) total += (n + 15) / 16 * 16;
@@ -200,49 +201,61 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
 template <class T>
 constexpr bool kAddsFirst = sizeof(T) > 1;
 
-// Keys `begin` to `end - 1` that are values too, for one row that reads them in place. The output stays in registers; the
-// values of the last kWidth keys are added beside the scoring of the next, so that memory is read all the time. Keys that
-// are rotated lie at neighbouring positions and have no weights.
+// Whether `attend_one` reads two tensors as well, or one alone: as it is faster.
+constexpr bool kTwoAtOnce = kAheadLevel > 1;
+
+// Keys `begin` to `end - 1` for one row that reads them in place, in as many streams as memory answers best. The output
+// stays in registers; the values of the last kWidth keys are added beside the scoring of the next, so that memory is read
+// all the time. Keys that are rotated lie at neighbouring positions and have no weights.
 template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
+  constexpr int kRun = kWidth / kStreams<T>;  // neighbouring keys of one stream
+  const int64_t length = (end - begin) / kWidth * kRun;
+  auto place = [&](int i) { return i / kRun * length + i % kRun; };  // of key i, from the first of the kWidth keys
   const float* query = s.query + row * D;
   float* stored_output = s.output + row * D;
   Floats output[kVectors], total = {};
   for (int v = 0; v < kVectors; ++v) output[v] = load(stored_output + v * kWidth);
   total[0] = s.sum[row];
   float max = s.max[row];
-  const T* before = head.key + begin * head.key_stride;
+  const T* before = head.value + begin * head.value_stride;
   alignas(64) float weight[kWidth] = {};
   auto add = [&]() __attribute__((always_inline)) {
     for (int i = 0; i < kWidth; ++i)
       for (int v = 0; v < kVectors; v += P) {
         Floats x[P];
-        Format<T>::unpack(before + i * head.key_stride + v * kWidth / kPer, x);
+        Format<T>::unpack(before + place(i) * head.value_stride + v * kWidth / kPer, x);
         for (int part = 0; part < P; ++part) output[v + part] += weight[i] * x[part];
       }
   };
-  int64_t j = begin;
-  const bool fetch = p.fetch_rotated;
-  int turned = p.block;  // keys since the query was rotated back
-  for (; j + kWidth <= end; j += kWidth, turned += kWidth) {
+  auto scales = [&](const float* scale, int64_t j) __attribute__((always_inline)) {
+    Floats x = splat(1);
+    for (int i = 0; scale && i < kWidth; ++i) x[i] = scale[j + place(i)];
+    return x;
+  };
+  const bool fetch = kStreams<T> == 1 && (!kRotated || p.fetch_rotated);
+  int turned = p.block;  // keys of a stream since the query was rotated back
+  for (int64_t j = begin; j < begin + length; j += kRun, turned += kRun) {
     const T* keys = head.key + j * head.key_stride;
     if (kRotated && turned == p.block) {
-      s.rotation->begin_at(head.position[j]);
-      s.rotation->rotate_back(query, s.turned_query);
+      for (int stream = 0; stream < kStreams<T>; ++stream) {
+        s.rotation->begin_at(head.position[j + stream * length], stream);
+        s.rotation->rotate_back(query, s.turned_query + stream * D);
+      }
       turned = 0;
     }
     const float* angles = kRotated ? s.rotation->angles(turned) : nullptr;
     if (kAddsFirst<T>) add();
     Floats score = sum_each([&](int i) __attribute__((always_inline)) {
-      const T* key = keys + i * head.key_stride;
-      if (!kRotated || fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
-      if constexpr (kRotated) return Rotation::products<D>(s.turned_query, key, angles + i * D);
+      const T* key = keys + place(i) * head.key_stride;
+      if (fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
+      if constexpr (kRotated)
+        return Rotation::products<D>(s.turned_query + i / kRun * D, key, angles + i % kRun * D);
       return products<D>(query, key, D);
     });
     if (!kAddsFirst<T>) add();
-    const Floats scale = head.key_scale ? load(head.key_scale + j) : splat(1);
-    score *= scale;
+    score *= scales(head.key_scale, j);
     const float top = largest(score);
     if (top > max) {
       const float factor = std::exp(max - top);
@@ -252,14 +265,15 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
     }
     score = exp_of_negative(score - max);
     total += score;
-    store(weight, score * scale);
-    before = keys;
+    store(weight, score * scales(head.value_scale, j));
+    before = head.value + j * head.value_stride;
   }
   add();
   for (int v = 0; v < kVectors; ++v) store(stored_output + v * kWidth, output[v]);
   s.sum[row] = sum(total);
   s.max[row] = max;
-  if (j < end) attend_keys<T, D>(head, j, int(end - j), row, 1, p, s);
+  const int64_t done = begin + length * kStreams<T>;
+  if (done < end) attend_keys<T, D>(head, done, int(end - done), row, 1, p, s);
 }
 
 // How many of n positions follow each other without a gap.
@@ -278,7 +292,7 @@ void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t
   for (int64_t run; begin < end; begin += run) {
     run = head.position ? neighbours(head.position + begin, end - begin) : end - begin;
     if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
-      if (rows == 1 && head.tied && p.packed && !head.rope && run >= kWidth && !p.a.key_weight) {
+      if (rows == 1 && (head.tied || kTwoAtOnce) && p.packed && !head.rope && run >= kWidth && !p.a.key_weight) {
         if (!head.position) {
           attend_one<T, D, false>(head, row, begin, begin + run, p, s);
           continue;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "formats.h"
@@ -18,7 +19,7 @@ class Rotation {
   // weight what channels are multiplied by, or null; place i of a key holds channel order[i].
   Rotation(const double* frequency, const float* weight, const int* order, int width, int rows)
       : half_(width / 2), frequency_(half_), weight_(weight ? width : 0), table_(rows * width),
-        begin_(2 * half_), base_(2 * half_), step_(2 * half_) {
+        begin_(2 * half_), step_(2 * half_) {
     for (int d = 0; d < half_; ++d) frequency_[d] = frequency[order[d]];
     for (int d = 0; weight && d < width; ++d) weight_[d] = weight[order[d]];
     std::vector<double> c(half_, 1.0), s(half_, 0.0);
@@ -31,18 +32,20 @@ class Rotation {
     std::copy(c.begin(), c.end(), step_.begin());  // from now on a whole block
     std::copy(s.begin(), s.end(), step_.begin() + half_);
     rows_ = rows;
-    place(0);
+    for (Base& base : base_) base.turn.resize(2 * half_);
   }
 
-  // Makes the block begin at a position.
-  void begin_at(int64_t position) {
-    if (position == at_ + rows_) {
-      turn(base_.data(), base_.data() + half_, step_.data());
-      at_ = position;
-    } else if (position != at_) {
-      place(position);
+  // Makes the block begin at a position, which is soon found when it follows the last block of the same stream.
+  void begin_at(int64_t position, int stream = 0) {
+    Base& base = base_[stream];
+    double *c = base.turn.data(), *s = c + half_;
+    if (position == base.position + rows_) {
+      turn(c, s, step_.data());
+    } else if (position != base.position) {
+      for (int d = 0; d < half_; ++d) c[d] = std::cos(position * frequency_[d]), s[d] = std::sin(position * frequency_[d]);
     }
-    for (int d = 0; d < 2 * half_; ++d) begin_.data()[d] = float(base_[d]);
+    base.position = position;
+    for (int d = 0; d < 2 * half_; ++d) begin_.data()[d] = float(c[d]);
   }
 
   // A query rotated back by the position at which the block begins.
@@ -113,21 +116,19 @@ class Rotation {
     }
   }
 
-  void place(int64_t position) {
-    for (int d = 0; d < half_; ++d) {
-      base_[d] = std::cos(position * frequency_[d]);
-      base_[half_ + d] = std::sin(position * frequency_[d]);
-    }
-    at_ = position;
-  }
+  // Where the last block of a stream begins, with the cosines and sines in double.
+  struct Base {
+    int64_t position = std::numeric_limits<int64_t>::min() / 2;  // nowhere
+    std::vector<double> turn;
+  };
 
   int half_, rows_;
-  int64_t at_;
   std::vector<double> frequency_;
   std::vector<float> weight_;
   AlignedFloats table_;    // cosines and sines of each place in a block
   AlignedFloats begin_;    // cosines and sines of the position at which the block begins
-  std::vector<double> base_, step_;  // the same in double, and those of a whole block
+  std::vector<double> step_;  // those of a whole block
+  Base base_[kStreams<float>];
 };
 
 }  // namespace twofold::TWOFOLD_ISA
