@@ -230,8 +230,10 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
       }
   };
   auto scales = [&](const float* scale, int64_t j) __attribute__((always_inline)) {
-    Floats x = splat(1);
-    for (int i = 0; scale && i < kWidth; ++i) x[i] = scale[j + place(i)];
+    if (!scale) return splat(1);
+    if (kStreams<T> == 1) return load(scale + j);
+    Floats x = {};
+    for (int i = 0; i < kWidth; ++i) x[i] = scale[j + place(i)];
     return x;
   };
   const bool fetch = kStreams<T> == 1 && (!kRotated || p.fetch_rotated);
