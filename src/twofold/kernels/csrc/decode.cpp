@@ -54,8 +54,7 @@ Plan make_plan(const twofold_decode& a) {
   // A block, what is made of it and what is fetched ahead fit in the first-level cache.
   const bool copied = a.position || (!std::is_same_v<T, float> && !(packed && a.R * a.T == 1));
   const int rows = int(a.R * a.T);
-  const int rotated_bytes = rows == 1 ? 8192 : std::is_same_v<T, float> && rows <= 4 ? 4096 : 12288;
-  const int bytes = a.position ? rotated_bytes : !copied && a.value && rows > 1 ? 32768 : 12288;
+  const int bytes = a.position && rows == 1 ? 8192 : !copied && a.value && rows > 1 ? 32768 : 12288;
   const int row_bytes = copied ? 4 * width : width * int(sizeof(T)) / Format<T>::kPerElement;
   Plan plan(a, std::clamp(bytes / row_bytes, 16, 512) / kWidth * kWidth, packed);
   for (int i = 0; i < plan.query_width; ++i)
@@ -97,6 +96,7 @@ struct Block {
   int n;
   const float *key_scale, *value_scale, *rope_scale;  // or null
   bool in_place;
+  bool rotates;  // the keys are still to be rotated
 };
 
 inline void multiply(float* x, const float* by, int n) {
@@ -120,12 +120,24 @@ inline void weigh(const Block<T>& block, int row, const Plan& p, Scratch& s) {
                  s.output + row * p.width, p.width);
 }
 
+// Whether keys can be rotated while they are scored.
+template <class T, int D>
+constexpr bool kRotatesInRegisters = std::is_same_v<T, float> && D != 0 && D / 2 % kWidth == 0;
+
+template <int Q, int D, class T>
+inline void score_keys(const float* query, int query_stride, const Block<T>& block, int row, const Plan& p, Scratch& s) {
+  float* score = s.score + row * p.block;
+  if constexpr (kRotatesInRegisters<T, D>)
+    if (block.rotates)
+      return s.rotation->score_rows<Q, D>(query, block.keys, block.key_stride, block.n, score, p.block, block.in_place);
+  score_rows<Q, D>(query, query_stride, block.keys, block.key_stride, block.n, score, p.block, p.width, block.in_place);
+}
+
 template <int Q, int D, class T>
 inline void attend_rows(const Block<T>& block, int row, const Plan& p, Scratch& s) {
   const float* query = s.rotation ? s.turned_query + row * p.width : s.query + row * p.query_width;
   const int query_stride = s.rotation ? p.width : p.query_width;
-  score_rows<Q, D>(query, query_stride, block.keys, block.key_stride, block.n, s.score + row * p.block, p.block, p.width,
-                   block.in_place);
+  score_keys<Q, D>(query, query_stride, block, row, p, s);
   if (block.rope)
     score_rows<Q, 0>(query + p.width, query_stride, block.rope, block.rope_stride, block.n, s.rope_score + row * p.block,
                      p.block, int(p.a.rope_width), block.in_place);
@@ -177,8 +189,8 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
   constexpr bool kFloat = std::is_same_v<T, float>;
   if (!s.rotation && (kFloat || (p.packed && rows == 1)))
     return attend_block<D>(Block<T>{key, head.key_stride, value, head.value_stride, rope, head.rope_stride, n, key_scale,
-                                    value_scale, rope_scale, true}, row, rows, p, s);
-  Block<float> block{nullptr, w, nullptr, w, nullptr, p.a.rope_width, n, key_scale, value_scale, rope_scale, kFloat};
+                                    value_scale, rope_scale, true, false}, row, rows, p, s);
+  Block<float> block{nullptr, w, nullptr, w, nullptr, p.a.rope_width, n, key_scale, value_scale, rope_scale, kFloat, false};
   if constexpr (kFloat) {
     block.keys = key, block.key_stride = head.key_stride;
     block.values = value, block.value_stride = head.value_stride;
@@ -191,8 +203,11 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
     s.rotation->begin_at(head.position[j]);
     for (int r = row; r < row + rows; ++r)
       s.rotation->rotate_back(s.query + r * p.query_width, s.turned_query + r * w);
-    s.rotation->rotate<D>(block.keys, block.key_stride, n, s.turned_keys);
-    block.keys = s.turned_keys, block.key_stride = w, block.in_place = false;
+    block.rotates = kRotatesInRegisters<float, D> && !p.a.key_weight && rows <= 4;
+    if (!block.rotates) {
+      s.rotation->rotate<D>(block.keys, block.key_stride, n, s.turned_keys);
+      block.keys = s.turned_keys, block.key_stride = w, block.in_place = false;
+    }
   }
   attend_block<D>(block, row, rows, p, s);
 }

@@ -82,6 +82,36 @@ class Rotation {
     return a + b;
   }
 
+  // Scores of Q queries, rotated back, and n neighbouring keys of floats without weights, kWidth / Q keys at a time.
+  // `fetch`: the keys come from memory, and those a little ahead are asked for.
+  template <int Q, int D>
+  TWOFOLD_INLINE void score_rows(const float* query, const float* keys, int64_t stride, int n, float* score,
+                                 int score_stride, bool fetch) const {
+    constexpr int K = kWidth / Q, half = D / 2;
+    int j = 0;
+    for (; j + K <= n; j += K) {
+      for (int c = 0; fetch && c < K; ++c) fetch_ahead(keys + (j + c) * stride, 4 * D);
+      Floats a[kWidth] = {};
+      for (int d = 0; d < half; d += kWidth) {
+        Floats low[K], high[K];
+        for (int c = 0; c < K; ++c) {
+          const float *key = keys + (j + c) * stride + d, *cos = angles(j + c) + d, *sin = cos + half;
+          low[c] = load(key) * load(cos) - load(key + half) * load(sin);
+          high[c] = load(key + half) * load(cos) + load(key) * load(sin);
+        }
+        for (int r = 0; r < Q; ++r)
+          for (int c = 0; c < K; ++c)
+            a[r * K + c] += load(query + r * D + d) * low[c] + load(query + r * D + half + d) * high[c];
+      }
+      const Floats sums = sum_each([&](int i) __attribute__((always_inline)) { return a[i]; });
+      for (int r = 0; r < Q; ++r)
+        std::memcpy(score + r * score_stride + j, reinterpret_cast<const float*>(&sums) + r * K, 4 * K);
+    }
+    for (; j < n; ++j)
+      for (int r = 0; r < Q; ++r)
+        score[r * score_stride + j] = sum(products<D>(query + r * D, keys + j * stride, angles(j)));
+  }
+
   // Key i of n neighbours, times the weights where there are any, rotated by i. D is the width, or 0 for any.
   template <int D>
   void rotate(const float* keys, int64_t stride, int n, float* __restrict out) const {
@@ -108,7 +138,7 @@ class Rotation {
   const float* weight() const { return weight_.empty() ? nullptr : weight_.data(); }
 
   // (c, s) turned on by the angles whose cosines and sines lie in `by`.
-  void turn(double* c, double* s, const double* by) const {
+  void turn(double* __restrict c, double* __restrict s, const double* __restrict by) const {
     for (int d = 0; d < half_; ++d) {
       const double cos = c[d] * by[d] - s[d] * by[half_ + d];
       s[d] = s[d] * by[d] + c[d] * by[half_ + d];
