@@ -214,20 +214,24 @@ inline void attend_keys(const Head<T>& head, int64_t j, int n, int row, int rows
 
 // Whether the values of the last keys are added before the next are scored, in `attend_one`, or after: as it is faster.
 template <class T>
-constexpr bool kAddsFirst = sizeof(T) > 1;
+constexpr bool kAddsFirst = sizeof(T) > 1 || kAheadLevel > 1;
+
+// Keys that `attend_one` scores together, in vectors: as it is faster.
+template <class T>
+constexpr int kScored = kAheadLevel > 1 && sizeof(T) < 4 && Format<T>::kPerElement == 1 ? 4 : 1;
 
 // Whether `attend_one` reads two tensors as well, or one alone: as it is faster.
 constexpr bool kTwoAtOnce = kAheadLevel > 1;
 
 // Keys `begin` to `end - 1` for one row that reads them in place, in as many streams as memory answers best. The output
-// stays in registers; the values of the last kWidth keys are added beside the scoring of the next, so that memory is read
+// stays in registers; the values of the last kKeys keys are added beside the scoring of the next, so that memory is read
 // all the time. Keys that are rotated lie at neighbouring positions and have no weights.
 template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
-  constexpr int kRun = kWidth / kStreams<T>;  // neighbouring keys of one stream
-  const int64_t length = (end - begin) / kWidth * kRun;
-  auto place = [&](int i) { return i / kRun * length + i % kRun; };  // of key i, from the first of the kWidth keys
+  constexpr int kKeys = kScored<T> * kWidth, kRun = kKeys / kStreams<T>;  // neighbouring keys of one stream
+  const int64_t length = (end - begin) / kKeys * kRun;
+  auto place = [&](int i) { return i / kRun * length + i % kRun; };  // of key i, from the first of the kKeys keys
   const float* query = s.query + row * D;
   float* stored_output = s.output + row * D;
   Floats output[kVectors], total = {};
@@ -235,20 +239,20 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
   total[0] = s.sum[row];
   float max = s.max[row];
   const T* before = head.value + begin * head.value_stride;
-  alignas(64) float weight[kWidth] = {};
+  alignas(64) float weight[kKeys] = {};
   auto add = [&]() __attribute__((always_inline)) {
-    for (int i = 0; i < kWidth; ++i)
+    for (int i = 0; i < kKeys; ++i)
       for (int v = 0; v < kVectors; v += P) {
         Floats x[P];
         Format<T>::unpack(before + place(i) * head.value_stride + v * kWidth / kPer, x);
         for (int part = 0; part < P; ++part) output[v + part] += weight[i] * x[part];
       }
   };
-  auto scales = [&](const float* scale, int64_t j) __attribute__((always_inline)) {
+  auto scales = [&](const float* scale, int64_t j, int first) __attribute__((always_inline)) {
     if (!scale) return splat(1);
-    if (kStreams<T> == 1) return load(scale + j);
+    if (kStreams<T> == 1) return load(scale + j + first);
     Floats x = {};
-    for (int i = 0; i < kWidth; ++i) x[i] = scale[j + place(i)];
+    for (int i = 0; i < kWidth; ++i) x[i] = scale[j + place(first + i)];
     return x;
   };
   const bool fetch = kStreams<T> == 1 && (!kRotated || p.fetch_rotated);
@@ -264,25 +268,33 @@ void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const 
     }
     const float* angles = kRotated ? s.rotation->angles(turned) : nullptr;
     if (kAddsFirst<T>) add();
-    Floats score = sum_each([&](int i) __attribute__((always_inline)) {
-      const T* key = keys + place(i) * head.key_stride;
-      if (fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
-      if constexpr (kRotated)
-        return Rotation::products<D>(s.turned_query + i / kRun * D, key, angles + i % kRun * D);
-      return products<D>(query, key, D);
-    });
+    Floats score[kScored<T>], tops = splat(kNothing);
+    for (int u = 0; u < kScored<T>; ++u)
+      score[u] = sum_each([&](int lane) __attribute__((always_inline)) {
+        const int i = u * kWidth + lane;
+        const T* key = keys + place(i) * head.key_stride;
+        if (fetch) fetch_ahead(key, D * int(sizeof(T)) / kPer);
+        if constexpr (kRotated)
+          return Rotation::products<D>(s.turned_query + i / kRun * D, key, angles + i % kRun * D);
+        return products<D>(query, key, D);
+      });
     if (!kAddsFirst<T>) add();
-    score *= scales(head.key_scale, j);
-    const float top = largest(score);
+    for (int u = 0; u < kScored<T>; ++u) {
+      score[u] *= scales(head.key_scale, j, u * kWidth);
+      tops = larger(score[u], tops);
+    }
+    const float top = largest(tops);
     if (top > max) {
       const float factor = std::exp(max - top);
       for (Floats& x : output) x *= factor;
       total *= factor;
       max = top;
     }
-    score = exp_of_negative(score - max);
-    total += score;
-    store(weight, score * scales(head.value_scale, j));
+    for (int u = 0; u < kScored<T>; ++u) {
+      score[u] = exp_of_negative(score[u] - max);
+      total += score[u];
+      store(weight + u * kWidth, score[u] * scales(head.value_scale, j, u * kWidth));
+    }
     before = head.value + j * head.value_stride;
   }
   add();
