@@ -24,14 +24,16 @@ from twofold.records import cpu_name, num_cores
 FOLDER = Path(__file__).parent / "results"
 SMALL = "--preset gpt-small --variant QKV --variant Q-K=V --variant Q-MQA"
 OTHERS = "--peer transformers-gpt2 --peer x-transformers --peer llama.cpp-f32"
+LONG = "--peer transformers-gpt2 --peer llama.cpp-f32"  # x-transformers takes seconds a token there
 EIGHT_BITS = "--weights int8 --cache-dtype int8"
-KERNEL = ["--batch-size 1", "--batch-size 8 --rounds 5"]
+KERNEL = ["--batch-size 1", "--batch-size 8 --rounds 3"]
 SECTIONS = [
-    f"bench decode {SMALL} --context 512 --context 4096 --context 16384 --repeats 3 {OTHERS}",
+    f"bench decode {SMALL} --context 512 --context 4096 --repeats 5 {OTHERS}",
+    f"bench decode {SMALL} --context 16384 --repeats 3 {LONG}",
     f"bench decode {SMALL} --context 4096 --batch-size 8 --repeats 3 --peer llama.cpp-f32",
     f"bench decode {SMALL} --context 4096 --threads 2 --repeats 3 {OTHERS}",
     f"bench decode {SMALL} --context 4096 --context 16384 {EIGHT_BITS} --repeats 3 --peer llama.cpp-q8_0",
-    f"bench prefill {SMALL} --context 512 --repeats 3 --peers",
+    f"bench prefill {SMALL} --context 512 --repeats 3 {OTHERS}",
     f"bench memory {SMALL} --context 16384",
 ]
 

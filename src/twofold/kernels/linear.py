@@ -123,9 +123,10 @@ def _multiplies_bfloat16() -> bool:
 
 def _native(x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
     num_outputs, width = weight.shape
-    wide = x.float().contiguous()  # the kernel's input, and kept while it runs
-    output = wide.new_empty(*x.shape[:-1], num_outputs)
-    wide_bias = None if bias is None else bias.float()
+    # What the kernel reads is kept while it runs. Calls that change nothing are spared: each token makes dozens of these.
+    wide = x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
+    output = torch.empty(*x.shape[:-1], num_outputs, dtype=torch.float32)
+    wide_bias = bias if bias is None or bias.dtype == torch.float32 else bias.float()
     arguments = _Arguments(
         wide.data_ptr(),
         output.data_ptr(),
@@ -142,4 +143,4 @@ def _native(x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, scale
     assert library is not None
     failed = library.twofold_linear_forward(ctypes.byref(arguments))
     assert not failed, "why_not_linear let an unsupported call through"
-    return output.to(x.dtype)
+    return output if x.dtype == torch.float32 else output.to(x.dtype)
