@@ -123,7 +123,7 @@ def _multiplies_bfloat16() -> bool:
 
 def _native(x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
     num_outputs, width = weight.shape
-    # What the kernel reads is kept while it runs. Calls that change nothing are spared: each token makes dozens of these.
+    # What the kernel reads is kept while it runs. Calls that change nothing are spared: every token makes dozens.
     wide = x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
     output = torch.empty(*x.shape[:-1], num_outputs, dtype=torch.float32)
     wide_bias = bias if bias is None or bias.dtype == torch.float32 else bias.float()
