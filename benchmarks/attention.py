@@ -3,12 +3,11 @@
     .venv/bin/python benchmarks/attention.py [--context 8192] [--batch-size 1] [--threads 1]
 
 Every contender of a row is first compared with attention in float64, in the first and the last sequence, then they run
-by turns. `torch` is
-scaled_dot_product_attention over separate keys and values. `two` is our kernel over the same two tensors and tells what
-is kernel and what is sharing; `one` is our kernel over one tensor; `rotated` rotates its keys when it reads them;
-`folded` is what runs over one tensor where there was no compiler. Integers have no `torch`. Medians over rounds, on one
-thread of process time, on more of wall time; `bandwidth` is the share of what a sum over a large tensor reads in the
-same rounds. The last line is JSON.
+by turns. `torch` is scaled_dot_product_attention over separate keys and values. `two` is our kernel over the same two
+tensors and tells what is kernel and what is sharing; `one` is our kernel over one tensor; `rotated` rotates its keys
+when it reads them; `folded` is what runs over one tensor where there was no compiler. Integers have no `torch`. Medians
+over rounds, on one thread of process time, on more of wall time; `bandwidth` is the share of what a sum over a large
+tensor reads in the same rounds. The last line is JSON.
 """
 
 import argparse
