@@ -70,7 +70,7 @@ def draw(axes: Any, title: str, record: dict[str, Any], peers: Sequence[str]) ->
             offset = {"xytext": (0, 6), "ha": "center", "va": "bottom"}
             axes.annotate(label, (context, high), textcoords="offset points", color=color, **offset)
             continue
-        place = max(time, place * 1.13)  # labels of neighbours are moved apart
+        place = max(time, place * 1.18)  # labels of neighbours are moved apart
         offset = {"xytext": (8, 0), "va": "center"}
         axes.annotate(label, (context, place), textcoords="offset points", color=color, **offset)
 

@@ -217,6 +217,21 @@ def test_implementations_agree(name, groups, queries, monkeypatch):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 31, 32, 33, 63])
+def test_keys_that_no_query_sees_are_not_read(length, dtype, tied):
+    """A weight of 0 times NaN would show."""
+    first, last = torch.tensor([[20]]), torch.tensor([[20 + length]])
+    q, k, v = make(1, 2, 1, 1, 140, 64, dtype, tied)
+    expected = exact(q, k, v, first, last, 0.125)
+    for stored in (k, v):
+        stored[:, :, :20] = stored[:, :, 20 + length :] = math.nan
+    got = native.attend(q, KeyValue(k, v), Mask.between(first, last, 140), 0.125)
+    assert (got - expected).abs().max() < (2e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.kernel
 def test_what_the_kernel_leaves_to_torch():
     q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
     full = Mask.full()

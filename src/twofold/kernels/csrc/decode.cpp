@@ -223,14 +223,15 @@ constexpr int kScored = kAheadLevel > 1 && sizeof(T) < 4 && Format<T>::kPerEleme
 // Whether `attend_one` reads two tensors as well, or one alone: as it is faster.
 constexpr bool kTwoAtOnce = kAheadLevel > 1;
 
-// Keys `begin` to `end - 1` for one row that reads them in place, in as many streams as memory answers best. The output
-// stays in registers; the values of the last kKeys keys are added beside the scoring of the next, so that memory is read
-// all the time. Keys that are rotated lie at neighbouring positions and have no weights.
+// Keys `begin` to `end - 1`, kKeys of them or more, for one row that reads them in place, in as many streams as memory
+// answers best. The output stays in registers; the values of the last kKeys keys are added beside the scoring of the next,
+// so that memory is read all the time. Keys that are rotated lie at neighbouring positions and have no weights.
 template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
   constexpr int kKeys = kScored<T> * kWidth, kRun = kKeys / kStreams<T>;  // neighbouring keys of one stream
-  const int64_t length = (end - begin) / kKeys * kRun;
+  static_assert(!kRotated || 8192 / (4 * D) % kRun == 0, "a block of one row's rotated keys ends with a run");
+  const int64_t length = (end - begin) / kKeys * kRun;  // at least kRun
   auto place = [&](int i) { return i / kRun * length + i % kRun; };  // of key i, from the first of the kKeys keys
   const float* query = s.query + row * D;
   float* stored_output = s.output + row * D;
@@ -321,7 +322,8 @@ void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t
   for (int64_t run; begin < end; begin += run) {
     run = head.position ? neighbours(head.position + begin, end - begin) : end - begin;
     if constexpr (D != 0 && fits<T>(D) && D / kWidth + 6 <= kRegisters)
-      if (rows == 1 && (head.tied || kTwoAtOnce) && p.packed && !head.rope && run >= kWidth && !p.a.key_weight) {
+      if (rows == 1 && (head.tied || kTwoAtOnce) && p.packed && !head.rope && run >= kScored<T> * kWidth &&
+          !p.a.key_weight) {
         if (!head.position) {
           attend_one<T, D, false>(head, row, begin, begin + run, p, s);
           continue;
