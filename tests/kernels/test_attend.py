@@ -232,6 +232,19 @@ def test_keys_that_no_query_sees_are_not_read(length, dtype, tied):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_one_query_of_seven_sees_rotated_keys(dtype, tied):
+    """It alone is a row that is read in place, while the tables of the rotation are those of seven."""
+    q, k, v = make(2, 1, 1, 7, 130, 64, dtype, tied)
+    first, last = torch.zeros(2, 7, dtype=torch.long), torch.tensor([[0] * 6 + [130]]).repeat(2, 1)
+    rotation = Rotation(torch.arange(130).repeat(2, 1), rotary_frequencies(64, 10_000.0, dtype=torch.float64))
+    got = native.attend(q, KeyValue(k, v, rotation=rotation), Mask.between(first, last, 130), 0.125)
+    expected = exact(q, turned(k.double(), rotation.positions, rotation.frequencies), v, first, last, 0.125)
+    torch.testing.assert_close(got.double(), expected, rtol=ROUNDING[dtype], atol=5e-6)
+
+
+@pytest.mark.kernel
 def test_what_the_kernel_leaves_to_torch():
     q, k, v = make(1, 2, 2, 1, 30, 64, torch.float32, True)
     full = Mask.full()

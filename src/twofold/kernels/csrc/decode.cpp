@@ -225,12 +225,12 @@ constexpr bool kTwoAtOnce = kAheadLevel > 1;
 
 // Keys `begin` to `end - 1`, kKeys of them or more, for one row that reads them in place, in as many streams as memory
 // answers best. The output stays in registers; the values of the last kKeys keys are added beside the scoring of the next,
-// so that memory is read all the time. Keys that are rotated lie at neighbouring positions and have no weights.
+// so that memory is read all the time. Keys that are rotated lie at neighbouring positions and have no weights; a block of them
+// ends with a run.
 template <class T, int D, bool kRotated>
 void attend_one(const Head<T>& head, int row, int64_t begin, int64_t end, const Plan& p, Scratch& s) {
   constexpr int P = Format<T>::kParts, kPer = Format<T>::kPerElement, kVectors = D / kWidth;
   constexpr int kKeys = kScored<T> * kWidth, kRun = kKeys / kStreams<T>;  // neighbouring keys of one stream
-  static_assert(!kRotated || 8192 / (4 * D) % kRun == 0, "a block of one row's rotated keys ends with a run");
   const int64_t length = (end - begin) / kKeys * kRun;  // at least kRun
   auto place = [&](int i) { return i / kRun * length + i % kRun; };  // of key i, from the first of the kKeys keys
   const float* query = s.query + row * D;
@@ -328,10 +328,11 @@ void attend_range(const Head<T>& head, int row, int rows, int64_t begin, int64_t
           attend_one<T, D, false>(head, row, begin, begin + run, p, s);
           continue;
         }
-        if constexpr (fits<T>(D / 2) && Format<T>::kPerElement == 1) {
-          attend_one<T, D, true>(head, row, begin, begin + run, p, s);
-          continue;
-        }
+        if constexpr (fits<T>(D / 2) && Format<T>::kPerElement == 1)
+          if (p.block % (kScored<T> * kWidth / kStreams<T>) == 0) {
+            attend_one<T, D, true>(head, row, begin, begin + run, p, s);
+            continue;
+          }
       }
     for (int64_t j = begin; j < begin + run; j += p.block)
       attend_keys<T, D>(head, j, int(std::min<int64_t>(p.block, begin + run - j)), row, rows, p, s);
